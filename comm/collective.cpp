@@ -9,13 +9,16 @@ namespace tessera::comm {
 namespace {
 
 // Omits the kind if the label repeats it: "all_gather h.3".
-std::string with_label(std::string_view kind, std::uint64_t sequence, std::string_view label) {
+std::string with_label(std::string_view kind, std::uint64_t sequence, std::string_view label,
+                       const Subgroup* group = nullptr) {
   if (label.starts_with(kind)) {
     label.remove_prefix(kind.size());
     label.remove_prefix(std::min(label.size(), label.find_first_not_of(' ')));
   }
-  return label.empty() ? fmt::format("{}#{}", kind, sequence)
-                       : fmt::format("{}#{} ({})", kind, sequence, label);
+  std::string details(label);
+  if (group != nullptr) details += (details.empty() ? "" : ", ") + group->describe();
+  return details.empty() ? fmt::format("{}#{}", kind, sequence)
+                         : fmt::format("{}#{} ({})", kind, sequence, details);
 }
 
 }  // namespace
@@ -28,13 +31,15 @@ std::string_view collective_name(CollectiveKind kind) {
 }
 
 std::string Collective::describe() const {
-  return with_label(collective_name(kind), sequence, label);
+  return with_label(collective_name(kind), sequence, label, group.get());
 }
 
 Signature::Signature(const Collective& collective)
     : sequence(collective.sequence),
       count(collective.count),
-      root(collective.root),
+      root(collective.kind == CollectiveKind::Broadcast
+               ? world_rank(collective.group.get(), collective.root)
+               : collective.root),
       kind(static_cast<std::uint8_t>(collective.kind)),
       dtype(static_cast<std::uint8_t>(collective.dtype)),
       op(static_cast<std::uint8_t>(collective.op)) {
@@ -56,8 +61,7 @@ std::string Signature::describe() const {
   return result;
 }
 
-std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
-                                       std::span<const int> ranks) {
+std::optional<CommError> find_mismatch(std::span<const Signature> by_rank, const Subgroup* group) {
   const auto agreeing = [&](const Signature& s) {
     return std::count(by_rank.begin(), by_rank.end(), s);
   };
@@ -69,15 +73,16 @@ std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
   std::vector<std::string> calls;
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     if (by_rank[r] == *reference) continue;
-    odd.push_back(ranks.empty() ? static_cast<int>(r) : ranks[r]);
+    odd.push_back(world_rank(group, static_cast<int>(r)));
     calls.push_back(fmt::format("rank {} called {}", odd.back(), by_rank[r].describe()));
   }
   if (odd.empty()) return std::nullopt;
-  return CommError(CommFailure::Mismatch, odd,
-                   "ranks disagree on collective #{}: {}, where {} of {} ranks called {}; every "
-                   "rank must run the same collectives in the same order",
-                   reference->sequence, fmt::join(calls, ", "), agreeing(*reference),
-                   by_rank.size(), reference->describe());
+  return CommError(
+      CommFailure::Mismatch, odd,
+      "ranks disagree on collective #{}{}: {}, where {} of {} ranks called {}; every "
+      "rank must run the same collectives in the same order",
+      reference->sequence, group == nullptr ? std::string() : " of the " + group->describe(),
+      fmt::join(calls, ", "), agreeing(*reference), by_rank.size(), reference->describe());
 }
 
 std::string rank_list(std::span<const int> ranks) {

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "comm/subgroup.h"
 #include "core/base/dtype.h"
 
 namespace tessera::comm {
@@ -36,9 +37,10 @@ struct Collective {
   std::string label = {};
   std::chrono::milliseconds deadline{0};  ///< zero: the communicator's default
   Device device = {};                     ///< that holds the buffers
+  SubgroupPtr group = {};                 ///< set when it is queued; null: all ranks
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * dtype_size(dtype); }
-  /// "all_gather#12 (h.3)"
+  /// "all_gather#12 (h.3)", "all_gather#12 (h.3, shard group of ranks 2, 3)"
   std::string describe() const;
 };
 
@@ -47,7 +49,7 @@ struct Collective {
 struct Signature {
   std::uint64_t sequence = 0;
   std::int64_t count = 0;
-  std::int32_t root = 0;
+  std::int32_t root = 0;  ///< rank of the world
   std::uint8_t kind = 0;
   std::uint8_t dtype = 0;
   std::uint8_t op = 0;
@@ -61,12 +63,11 @@ struct Signature {
   std::string describe() const;
 };
 
-/// Compares the signatures of all ranks and blames the minority; in a tie, the ranks that agree
+/// Compares the signatures of a group's ranks and blames the minority; in a tie, the ranks that agree
 /// with the lowest rank count as right. Every rank computes the same result.
-/// @param ranks  ranks of the signatures; empty: 0, 1, 2, ...
 /// @return the error to throw; nothing if all agree
 std::optional<CommError> find_mismatch(std::span<const Signature> by_rank,
-                                       std::span<const int> ranks = {});
+                                       const Subgroup* group = nullptr);
 
 /// "rank 2" or "ranks 1, 3"
 std::string rank_list(std::span<const int> ranks);

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/tensor_view.h"
@@ -55,6 +56,9 @@ struct Traffic {
 /// After an error the communicator is dead: queued works and later calls throw CommError(Aborted)
 /// at once. The destructor aborts running collectives in bounded time. One thread at a time may
 /// call.
+///
+/// split() makes subgroups, for device meshes. A failure of a communicator or of its subgroups fails
+/// all of them on every rank. Errors name ranks of the world, the outermost communicator.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -107,16 +111,35 @@ class Communicator {
   }
   void barrier(CollectiveOptions options) { start_barrier(std::move(options))->wait(); }
 
+  /// Makes a communicator over some ranks of this one. All ranks call it in the same order, each
+  /// with the group that it joins, as for collectives; the groups are disjoint. Members of groups of
+  /// the same kind, such as the rows of a mesh, call it together: on a 2 x 2 mesh, ranks 0 and 1 with
+  /// {0, 1}, ranks 2 and 3 with {2, 3}. All ranks succeed or fail together.
+  ///
+  /// The subgroup numbers its collectives from 0 and runs them on its own thread (or stream),
+  /// concurrently with other communicators; its deadlines default to this communicator's. Messages
+  /// contain its kind: "all_gather#3 (h.1, shard group of ranks 2, 3)". A group of one rank makes no
+  /// connection. Destroy subgroups before this communicator, which passes failures to them.
+  ///
+  /// Blocks for at most the deadline of a collective, then the time to connect the communicator.
+  /// @param members  ranks of this communicator, ascending, with rank(); a member's rank in the
+  ///   subgroup is its position
+  /// @param kind     "shard", "replicate"; 1 to 24 bytes
+  /// @throws InvalidArgument for invalid arguments, before anything starts; CommError if ranks
+  ///   disagree on kind or members, or a rank does not arrive or connect in time
+  virtual std::unique_ptr<Communicator> split(const std::vector<int>& members,
+                                              const std::string& kind) = 0;
+
+  // The next four functions of the outermost communicator cover its subgroups.
+
   /// Throws if a collective on device memory has failed since its wait(). Call it after
   /// synchronizing with the device, before using results on the host. @throws CommError
   virtual void check() {}
-
   /// Name of the running collective, else of the next or the failed one; empty: none. Any thread.
   virtual std::string under_way() const { return {}; }
   /// Total nanoseconds that Work::wait() blocked the host. Any thread.
   virtual std::int64_t waited_ns() const { return 0; }
-
-  /// Records collectives queued from now on; null: stops recording. A group of one ignores it.
+  /// Records collectives queued from now on; null: stops recording. Groups of one ignore it.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
   virtual void set_recorder(std::shared_ptr<FlightRecorder> /*recorder*/) {}
 

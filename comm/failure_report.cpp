@@ -13,24 +13,23 @@ constexpr std::chrono::milliseconds kWatcher{2000};
 // Delay before a rank that misses several peers reports them: another may know the one culprit.
 constexpr std::chrono::milliseconds kSettle{500};
 
-std::vector<int> copy_of(std::span<const int> ranks) { return {ranks.begin(), ranks.end()}; }
-
 }  // namespace
 
 FailureReport::FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
-                             std::vector<std::string> processes)
+                             std::vector<std::string> processes, SubgroupPtr group)
     : store_(std::move(store)),
       key_(std::move(key)),
       world_size_(world_size),
-      processes_(std::move(processes)) {}
+      processes_(std::move(processes)),
+      group_(std::move(group)) {}
 
 CommError FailureReport::lost(const Collective& collective, std::span<const int> ranks) const {
-  return CommError(CommFailure::PeerLost, copy_of(ranks), "{}: lost {}, which ended or was killed",
+  return CommError(CommFailure::PeerLost, world(ranks), "{}: lost {}, which ended or was killed",
                    collective.describe(), name(ranks));
 }
 
 CommError FailureReport::missing(const Collective& collective, std::span<const int> ranks) const {
-  return CommError(CommFailure::Timeout, copy_of(ranks),
+  return CommError(CommFailure::Timeout, world(ranks),
                    "{}: {} of {} ranks arrived within {}, missing: {}", collective.describe(),
                    world_size_ - static_cast<int>(ranks.size()), world_size_,
                    format_seconds(collective.deadline), name(ranks));
@@ -39,7 +38,7 @@ CommError FailureReport::missing(const Collective& collective, std::span<const i
 CommError FailureReport::stuck(const Collective& collective, std::span<const int> ranks,
                                std::string_view question) const {
   return CommError(
-      CommFailure::Timeout, copy_of(ranks),
+      CommFailure::Timeout, world(ranks),
       "{}: all ranks arrived, but the data to or from {} did not get through within {}; {}",
       collective.describe(), name(ranks), format_seconds(collective.deadline), question);
 }
@@ -76,7 +75,7 @@ CommError FailureReport::interruption() const {
 std::string FailureReport::name(std::span<const int> ranks) const {
   if (ranks.empty()) return "a rank";
   std::string text;
-  for (const int r : ranks) {
+  for (const int r : world(ranks)) {
     const auto at = static_cast<std::size_t>(r);
     text += text.empty() ? "" : ", ";
     text += "rank " + std::to_string(r);

@@ -19,12 +19,17 @@ class FailureReport {
  public:
   /// @param key        store key of the verdict, unique per communicator. With kVerdict, the
   ///   verdict ends the run, and the monitor's diagnosis of a lost rank takes precedence
-  /// @param processes  name of each rank's process in messages, by rank; may be empty
+  /// @param processes  name of each world rank's process in messages, by rank; may be empty
+  /// @param group      the ranks below are this group's; errors name ranks of the world
   FailureReport(std::shared_ptr<Store> store, std::string key, int world_size,
-                std::vector<std::string> processes);
+                std::vector<std::string> processes, SubgroupPtr group = {});
 
   /// "rank 2 (host, pid 12)"
   std::string name(std::span<const int> ranks) const;
+  const Subgroup* group() const { return group_.get(); }
+  std::vector<int> world(std::span<const int> ranks) const {
+    return world_ranks(group_.get(), ranks);
+  }
   CommError lost(const Collective& collective, std::span<const int> ranks) const;
   /// `ranks` did not arrive in time.
   CommError missing(const Collective& collective, std::span<const int> ranks) const;
@@ -45,6 +50,7 @@ class FailureReport {
   const std::string key_;
   const int world_size_;
   const std::vector<std::string> processes_;
+  const SubgroupPtr group_;
   std::optional<CommError> verdict_;
   mutable std::mutex mutex_;
   std::optional<CommError> interruption_;

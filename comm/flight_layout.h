@@ -10,16 +10,19 @@
 namespace tessera::comm {
 
 // Layout of a flight record file. Little-endian: a header of 1024 bytes, then 1000 entries of 128
-// bytes; the collective with sequence number n is in entry n mod 1000. Texts are zero-padded. Times
-// are nanoseconds: "wall" since 1970, others of the host's monotonic clock; the start is given in
-// both.
+// bytes; the n-th recorded collective (from 0, over all communicators) is in entry n mod 1000. Texts
+// are zero-padded. Times are nanoseconds: "wall" since 1970, others of the host's monotonic clock;
+// the start is given in both.
+//
+// Version 1 had no groups: `groups`, `number` and `group` are zero, and the sequence number is the
+// number.
 //
 // The header's fixed part, except `start_id`, is written before the file is renamed into place.
 // The phase and the entries change later; each has a version, which is odd during a write. If the
 // rank is killed meanwhile, only that part is lost.
 
 inline constexpr std::array<char, 8> kFlightMagic = {'t', 'e', 's', 's', 'f', 'l', 't', '\n'};
-inline constexpr std::uint32_t kFlightVersion = 1;
+inline constexpr std::uint32_t kFlightVersion = 2;
 inline constexpr std::uint32_t kFlightEntries = 1000;
 
 struct FlightPhase {
@@ -35,6 +38,12 @@ struct FlightEnding {
   std::int64_t culprit = -1;  ///< blamed rank; -1: none
   std::array<char, 400> text{};
   std::uint64_t kind = 0;  ///< FlightEnd
+};
+
+/// Name of a group of ranks; written once, the id last.
+struct FlightGroup {
+  std::array<char, 40> name{};  ///< "shard group of ranks 2, 3"
+  std::uint64_t id = 0;         ///< Subgroup::id(); 0: not used
 };
 
 struct FlightHeader {
@@ -57,12 +66,13 @@ struct FlightHeader {
   FlightEnding ending;
   /// Id shared by all ranks of one start; 0 until known. Written once, atomically.
   std::uint64_t start_id = 0;
-  std::array<char, 288> reserved{};
+  std::array<FlightGroup, 6> groups{};  ///< groups beyond the sixth have no name
 };
 static_assert(offsetof(FlightHeader, boot_id) == 72);
 static_assert(offsetof(FlightHeader, phase) == 248);
 static_assert(offsetof(FlightHeader, ending) == 304);
 static_assert(offsetof(FlightHeader, start_id) == 728);
+static_assert(offsetof(FlightHeader, groups) == 736);
 static_assert(sizeof(FlightHeader) == 1024);
 
 struct FlightEntry {
@@ -73,7 +83,8 @@ struct FlightEntry {
   std::int64_t started_ns = 0;  ///< 0: no start observed
   std::int64_t ended_ns = 0;    ///< 0: not ended
   std::uint64_t state = 0;      ///< FlightState
-  std::array<std::uint64_t, 2> reserved{};
+  std::uint64_t number = 0;     ///< of the record's collectives, from 0
+  std::uint64_t group = 0;      ///< Subgroup::id() of the communicator; 0: all ranks
 };
 static_assert(sizeof(FlightEntry) == 128 && sizeof(Signature) == 64);
 static_assert(std::is_trivially_copyable_v<FlightHeader> &&

@@ -59,10 +59,11 @@ T load(const Image& image, std::size_t offset) {
 }
 
 constexpr std::uint64_t kTorn = 1;  // any odd version
+constexpr std::uint32_t kOldestVersion = 1;
 
 bool is_plausible(const FlightEntry& entry, std::size_t slot) {
   const Signature& s = entry.signature;
-  return s.sequence % kFlightEntries == slot &&
+  return entry.number % kFlightEntries == slot &&
          s.kind <= static_cast<std::uint8_t>(CollectiveKind::Barrier) &&
          s.dtype <= static_cast<std::uint8_t>(DType::Bool) &&
          s.op <= static_cast<std::uint8_t>(ReduceOp::Max) && entry.state != 0 &&
@@ -77,12 +78,12 @@ void check_header(const FlightHeader& header, std::size_t bytes, const std::stri
                        "one that wrote it",
                        source, header.version, kFlightVersion);
   require<CorruptRecord>(
-      header.version == kFlightVersion && header.header_bytes == sizeof(FlightHeader) &&
+      header.version >= kOldestVersion && header.header_bytes == sizeof(FlightHeader) &&
           header.entries == kFlightEntries && header.entry_bytes == sizeof(FlightEntry),
-      "{}: version {} with {} entries of {} bytes after a header of {}: expected version {}, {} of "
-      "{} after {}",
+      "{}: version {} with {} entries of {} bytes after a header of {}: expected version {} to {}, "
+      "{} of {} after {}",
       source, header.version, header.entries, header.entry_bytes, header.header_bytes,
-      kFlightVersion, kFlightEntries, sizeof(FlightEntry), sizeof(FlightHeader));
+      kOldestVersion, kFlightVersion, kFlightEntries, sizeof(FlightEntry), sizeof(FlightHeader));
   require<CorruptRecord>(bytes == kFlightBytes,
                          "{}: has {} bytes, expected {}: truncated or overwritten", source, bytes,
                          kFlightBytes);
@@ -123,18 +124,27 @@ FlightRecord decode(const Image& image, const std::string& source) {
       record.end_culprit = static_cast<int>(header.ending.culprit);
     }
   }
+  const auto name_of = [&header](std::uint64_t id) -> std::string {
+    if (id == 0) return {};
+    for (const FlightGroup& group : header.groups) {
+      if (group.id == id) return text_of(group.name);
+    }
+    return "another group";
+  };
   for (std::size_t i = 0; i < kFlightEntries; ++i) {
     auto entry = load<FlightEntry>(image, entry_offset(i));
     if (entry.version == 0) continue;
+    if (header.version == kOldestVersion) entry.number = entry.signature.sequence;
     if (entry.version % 2 != 0 || !is_plausible(entry, i)) {
       ++record.unreadable;
       continue;
     }
     make_printable(entry.signature.label);
     record.collectives.push_back({entry.signature, entry.bytes, entry.queued_ns, entry.started_ns,
-                                  entry.ended_ns, static_cast<FlightState>(entry.state)});
+                                  entry.ended_ns, static_cast<FlightState>(entry.state),
+                                  entry.number, entry.group, name_of(entry.group)});
   }
-  std::ranges::sort(record.collectives, {}, [](const auto& c) { return c.signature.sequence; });
+  std::ranges::sort(record.collectives, {}, &FlightCollective::number);
   return record;
 }
 
@@ -163,8 +173,8 @@ std::string describe(const FlightRecord& record, const FlightCollective& c) {
     return fmt::format("{:.1f} ms", static_cast<double>(to - from) / 1e6);
   };
   const std::int64_t begin = c.started_ns != 0 ? c.started_ns : c.queued_ns;
-  std::string text = fmt::format("{} {}: {}", format_wall_time(record.wall_ns(begin)),
-                                 c.signature.describe(), flight_state_name(c.state));
+  std::string text = fmt::format("{} {}: {}", format_wall_time(record.wall_ns(begin)), c.describe(),
+                                 flight_state_name(c.state));
   if (c.ended_ns != 0 && c.started_ns != 0) {
     text += fmt::format(" {} {}", c.state == FlightState::Done ? "in" : "after",
                         duration(c.started_ns, c.ended_ns));
@@ -189,6 +199,10 @@ std::string_view flight_end_name(FlightEnd end) {
   return kNames[static_cast<std::size_t>(end)];
 }
 
+std::string FlightCollective::describe() const {
+  return signature.describe() + (group == 0 ? "" : " of the " + group_name);
+}
+
 std::int64_t FlightRecord::last_sign_ns() const {
   std::int64_t last = std::max({start_ns, phase_entered_ns, end_ns});
   for (const FlightCollective& c : collectives) {
@@ -198,6 +212,9 @@ std::int64_t FlightRecord::last_sign_ns() const {
 }
 
 const FlightCollective* FlightRecord::newest_started() const {
+  for (auto c = collectives.rbegin(); c != collectives.rend(); ++c) {
+    if (c->state == FlightState::Running) return &*c;
+  }
   for (auto c = collectives.rbegin(); c != collectives.rend(); ++c) {
     if (c->started_ns != 0 || c->state == FlightState::Done) return &*c;
   }

@@ -47,6 +47,12 @@ struct FlightCollective {
   std::uint64_t bytes = 0;
   std::int64_t queued_ns = 0, started_ns = 0, ended_ns = 0;
   FlightState state = FlightState::Empty;
+  std::uint64_t number = 0;  ///< position among all collectives of the rank
+  std::uint64_t group = 0;   ///< id of the subgroup, equal on its members; 0: all ranks
+  std::string group_name = {};
+
+  /// "all_gather#12 (h.3) f32[1024] of the shard group of ranks 2, 3"
+  std::string describe() const;
 };
 
 /// Contents of a flight record. Times are nanoseconds of the host's monotonic clock; those named
@@ -68,15 +74,16 @@ struct FlightRecord {
   int end_culprit = -1;
   std::int64_t end_ns = 0;
 
-  std::vector<FlightCollective> collectives;  ///< by sequence number, at most the last 1000
-  int unreadable = 0;                         ///< number of malformed or half-written entries
+  std::vector<FlightCollective>
+      collectives;     ///< in the order of their start_, at most the last 1000
+  int unreadable = 0;  ///< number of malformed or half-written entries
 
   std::int64_t wall_ns(std::int64_t monotonic_ns) const {
     return start_wall_ns + (monotonic_ns - start_ns);
   }
   /// Latest time in the record.
   std::int64_t last_sign_ns() const;
-  /// The newest collective that has started or is done; null: none.
+  /// The newest running collective, else the newest that has ended; null: none has started.
   const FlightCollective* newest_started() const;
 };
 

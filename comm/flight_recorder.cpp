@@ -180,37 +180,58 @@ void FlightRecorder::set_phase(std::string_view phase, std::int64_t step) noexce
   store_guarded(memory_ + offsetof(FlightHeader, phase), value);
 }
 
-void FlightRecorder::queued(const Collective& collective) noexcept {
+// Writes the group's name to the header, if there is room.
+void FlightRecorder::name_group(const Subgroup& group, std::uint64_t id) noexcept {
+  const auto at = [this](std::size_t i) {
+    return memory_ + offsetof(FlightHeader, groups) + i * sizeof(FlightGroup);
+  };
+  for (std::size_t i = 0; i < groups_; ++i) {
+    Word known = 0;
+    std::memcpy(&known, at(i) + offsetof(FlightGroup, id), sizeof(known));
+    if (known == id) return;
+  }
+  if (groups_ == std::tuple_size_v<decltype(FlightHeader::groups)>) return;
+  FlightGroup named;
+  put(named.name, group.describe());
+  named.id = id;
+  store_words(at(groups_++), named, 0, sizeof(named));
+}
+
+std::uint64_t FlightRecorder::queued(const Collective& collective) noexcept {
   FlightEntry entry;
   entry.signature = Signature(collective);
   entry.bytes = collective.bytes();
   entry.queued_ns = now_ns();
   entry.state = static_cast<Word>(FlightState::Queued);
+  entry.group = collective.group ? collective.group->id() : 0;
   const std::lock_guard lock(mutex_);
-  store_guarded(memory_ + entry_offset(collective.sequence % kFlightEntries), entry);
+  if (collective.group) name_group(*collective.group, entry.group);
+  entry.number = next_++;
+  store_guarded(memory_ + entry_offset(entry.number % kFlightEntries), entry);
+  return entry.number;
 }
 
 template <typename Change>
-void FlightRecorder::change(std::uint64_t sequence, const Change& change) noexcept {
+void FlightRecorder::change(std::uint64_t number, const Change& change) noexcept {
   const std::int64_t now = now_ns();
-  std::byte* const at = memory_ + entry_offset(sequence % kFlightEntries);
+  std::byte* const at = memory_ + entry_offset(number % kFlightEntries);
   const std::lock_guard lock(mutex_);
   FlightEntry entry;
   std::memcpy(static_cast<void*>(&entry), at, sizeof(entry));
-  if (entry.version == 0 || entry.signature.sequence != sequence) return;
+  if (entry.version == 0 || entry.number != number) return;
   change(entry, now);
   store_guarded(at, entry);
 }
 
-void FlightRecorder::started(std::uint64_t sequence) noexcept {
-  change(sequence, [](FlightEntry& entry, std::int64_t now) {
+void FlightRecorder::started(std::uint64_t number) noexcept {
+  change(number, [](FlightEntry& entry, std::int64_t now) {
     entry.started_ns = now;
     entry.state = static_cast<Word>(FlightState::Running);
   });
 }
 
-void FlightRecorder::ended(std::uint64_t sequence, bool ok) noexcept {
-  change(sequence, [ok](FlightEntry& entry, std::int64_t now) {
+void FlightRecorder::ended(std::uint64_t number, bool ok) noexcept {
+  change(number, [ok](FlightEntry& entry, std::int64_t now) {
     entry.ended_ns = now;
     entry.state = static_cast<Word>(ok ? FlightState::Done : FlightState::Failed);
   });

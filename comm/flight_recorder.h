@@ -49,10 +49,11 @@ class FlightRecorder {
   void set_start_id(std::uint64_t id) noexcept;
   /// @param phase  truncated to 31 bytes  @param step  -1: none
   void set_phase(std::string_view phase, std::int64_t step) noexcept;
-  void queued(const Collective& collective) noexcept;
-  void started(std::uint64_t sequence) noexcept;
+  /// @return the collective's number in this record
+  std::uint64_t queued(const Collective& collective) noexcept;
+  void started(std::uint64_t number) noexcept;
   /// @param ok  false: the collective failed or never ran
-  void ended(std::uint64_t sequence, bool ok) noexcept;
+  void ended(std::uint64_t number, bool ok) noexcept;
   /// Records how the rank ends; only the first call counts. @param text  truncated to 400 bytes
   /// @param culprit  blamed rank, or -1
   void end(FlightEnd kind, std::string_view text, int culprit = -1) noexcept;
@@ -71,12 +72,15 @@ class FlightRecorder {
   static Made map_file(const std::filesystem::path& path);
   FlightRecorder(Made made, std::string why_not_in_file, const FlightIdentity& identity);
   template <typename Change>
-  void change(std::uint64_t sequence, const Change& change) noexcept;
+  void change(std::uint64_t number, const Change& change) noexcept;
+  void name_group(const Subgroup& group, std::uint64_t id) noexcept;
 
   const Made made_;
   std::byte* const memory_;
   const std::string why_not_in_file_;
   mutable std::mutex mutex_;
+  std::uint64_t next_ = 0;  // number of the next collective
+  std::size_t groups_ = 0;  // named in the header
 };
 
 /// "rank-00003.bin"

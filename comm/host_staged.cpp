@@ -82,6 +82,11 @@ class HostStagedCommunicator final : public Communicator {
     return staged(std::move(staging), inner_->start(std::move(c)), std::move(copies));
   }
 
+  std::unique_ptr<Communicator> split(const std::vector<int>& members,
+                                      const std::string& kind) override {
+    return std::make_unique<HostStagedCommunicator>(inner_->split(members, kind), context_);
+  }
+
   void check() override { inner_->check(); }
 
   std::string under_way() const override { return inner_->under_way(); }

@@ -59,6 +59,10 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
 /// from the predicted one: see comm/nccl/call_comparison.h. After a mismatch all ranks throw within
 /// about 1 s.
 ///
+/// Subgroups open NCCL again, each with its own stream and unique id. Start the collectives of
+/// overlapping groups in an order that all their ranks share: an unpredicted launch waits for the
+/// other ranks, and NCCL's kernels wait on the device.
+///
 /// A failure aborts the communicator and invalidates later results on the device: call check()
 /// before using them. If the abort does not unblock the caller, NcclOptions::on_stuck is called.
 ///

@@ -21,11 +21,14 @@ class ProcessBackend : public CollectiveBackend {
  public:
   int rank() const override { return rank_; }
   int world_size() const override { return world_; }
+  std::string key() const override { return key_; }
+  std::chrono::milliseconds connect_timeout() const override { return connect_timeout_; }
   void run(const Collective& collective) final {
     collective_ = &collective;
     deadline_ = Clock::now() + collective.deadline;
     agreed_ = false;
     try {
+      look_for_verdict();
       run_checked(collective);
     } catch (const CommError& error) {
       throw report_.verdict(error);
@@ -44,8 +47,13 @@ class ProcessBackend : public CollectiveBackend {
                  const ConnectOptions& options)
       : rank_(rank),
         world_(world_size),
-        report_(store, options.communicator.ends_run ? kVerdict : options.name + "/failure",
-                world_size, options.processes) {
+        report_(store, options.verdict_key(), world_size, options.processes,
+                options.membership.group),
+        key_(options.name),
+        connect_timeout_(options.connect_timeout),
+        store_(store),
+        verdict_key_(options.verdict_key()),
+        looks_for_verdict_(options.group() != nullptr && !options.communicator.ends_run) {
     require(store != nullptr && world_size >= 2 && rank >= 0 && rank < world_size,
             "{} needs a store and a rank of a group of two or more, got rank {} of {}",
             options.name, rank, world_size);
@@ -63,7 +71,8 @@ class ProcessBackend : public CollectiveBackend {
   void compare_signatures(F&& signature_of) {
     std::vector<Signature> signatures;
     for (int r = 0; r < world_; ++r) signatures.push_back(signature_of(r));
-    if (const auto mismatch = find_mismatch(signatures)) throw CommError(*mismatch);
+    if (const auto mismatch = find_mismatch(signatures, report_.group()))
+      throw CommError(*mismatch);
     agreed_ = true;
   }
   CommError late(const std::vector<int>& ranks, std::string_view question) const {
@@ -95,6 +104,29 @@ class ProcessBackend : public CollectiveBackend {
   bool agreed_ = false;  // all ranks arrived with equal signatures
 
  private:
+  // Ranks of other groups may fail while this group works; the next collective of all would report
+  // it. In a run that a failure ends, the heartbeat does.
+  void look_for_verdict() {
+    constexpr std::chrono::milliseconds kLookPeriod{250};
+    const auto now = Clock::now();
+    if (!looks_for_verdict_ || now < next_look_) return;
+    next_look_ = now + kLookPeriod;
+    std::optional<CommError> verdict;
+    try {
+      if (store_->has(verdict_key_))
+        verdict = report_.verdict(CommError(CommFailure::Aborted, {}, "another rank failed"));
+    } catch (const CommError&) {
+      looks_for_verdict_ = false;  // losing the store alone is no failure
+    }
+    if (verdict) throw CommError(*verdict);
+  }
+
+  const std::string key_;
+  const std::chrono::milliseconds connect_timeout_;
+  const std::shared_ptr<Store> store_;
+  const std::string verdict_key_;
+  bool looks_for_verdict_;
+  Clock::time_point next_look_{};
   std::atomic<bool> interrupted_{false};
 };
 

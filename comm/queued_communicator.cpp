@@ -3,21 +3,44 @@
 #include <utility>
 
 #include "comm/flight_recorder.h"
+#include "comm/single.h"
+#include "comm/split.h"
 #include "core/base/fault_point.h"
 
 namespace tessera::comm {
 
+std::string ConnectOptions::verdict_key() const {
+  if (!verdict.empty()) return verdict;
+  return communicator.ends_run ? kVerdict : name + "/failure";
+}
+
+AgreementOptions ConnectOptions::agreement(std::string_view step) const {
+  AgreementOptions result{.name = fmt::format("{}/{}", name, step)};
+  if (group() != nullptr) result.world_ranks = group()->ranks;
+  result.verdict = verdict_key();
+  return result;
+}
+
+void ConnectOptions::enter(const Membership& subgroup) {
+  verdict = verdict_key();
+  membership = subgroup;
+  name = subgroup.group->key;
+}
+
 class QueuedCommunicator::QueuedWork final : public Work {
  public:
-  QueuedWork(Collective c, std::shared_ptr<std::atomic<std::int64_t>> waited_ns)
-      : collective(std::move(c)), waited_ns_(std::move(waited_ns)) {}
+  QueuedWork(Collective c, std::shared_ptr<FailureDomain> domain,
+             std::shared_ptr<std::atomic<std::int64_t>> waited_ns)
+      : collective(std::move(c)), domain_(std::move(domain)), waited_ns_(std::move(waited_ns)) {}
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   void wait() override {
     std::unique_lock lock(mutex_);
     if (!is_done()) {
       const auto start = std::chrono::steady_clock::now();
       finished_.wait(lock, [&] { return is_done(); });
-      *waited_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+      const auto waited = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
+      *waited_ns_ += waited.count();
+      domain_->waited_ns += waited.count();
     }
     if (error_) throw CommError(*error_);
   }
@@ -28,9 +51,19 @@ class QueuedCommunicator::QueuedWork final : public Work {
     finished_.notify_all();  // under the lock, because the waiter may destroy this at once
   }
 
+  void record_start() const {
+    if (recorder) recorder->started(entry);
+  }
+  void record_end(bool ok) const {
+    if (recorder) recorder->ended(entry, ok);
+  }
+
   const Collective collective;
+  std::shared_ptr<FlightRecorder> recorder;  // may be null
+  std::uint64_t entry = 0;                   // of the recorder
 
  private:
+  const std::shared_ptr<FailureDomain> domain_;
   const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_;
   std::mutex mutex_;
   std::condition_variable finished_;
@@ -39,9 +72,13 @@ class QueuedCommunicator::QueuedWork final : public Work {
 };
 
 QueuedCommunicator::QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend,
-                                       std::chrono::milliseconds timeout)
-    : backend_(std::move(backend)), timeout_(timeout), thread_([this] { work(); }) {
+                                       std::chrono::milliseconds timeout, Membership membership)
+    : backend_(std::move(backend)),
+      timeout_(timeout),
+      membership_(std::move(membership)),
+      thread_([this] { work(); }) {
   // thread_ is the last member, so that work() sees the others constructed.
+  membership_.domain->add(*this);
 }
 
 QueuedCommunicator::~QueuedCommunicator() {
@@ -54,22 +91,49 @@ QueuedCommunicator::~QueuedCommunicator() {
   if (busy) abort("the communicator was destroyed while collectives were under way");
   wake_.notify_all();
   thread_.join();
+  membership_.domain->remove(*this);
 }
 
 WorkPtr QueuedCommunicator::start(Collective collective) {
   if (collective.deadline.count() <= 0) collective.deadline = timeout_;
+  collective.group = membership_.group;
+  const auto recorder = membership_.domain->recorder();
   const std::lock_guard lock(mutex_);
   if (failure_ && !std::exchange(reported_, true)) throw CommError(*failure_);
   if (failure_) throw aborted_error();
   collective.sequence = sequence_++;
-  if (recorder_) recorder_->queued(collective);
-  auto item = std::make_shared<QueuedWork>(std::move(collective), waited_ns_);
+  auto item = std::make_shared<QueuedWork>(std::move(collective), membership_.domain, waited_ns_);
+  item->recorder = recorder;
+  if (recorder) item->entry = recorder->queued(item->collective);
   queue_.push_back(item);
   wake_.notify_one();
   return item;
 }
 
+std::unique_ptr<Communicator> QueuedCommunicator::split(const std::vector<int>& members,
+                                                        const std::string& kind) {
+  const SplitOptions options{.group = membership_.group,
+                             .key = backend_->key(),
+                             .number = splits_++,
+                             .connect_time = timeout_ + backend_->connect_timeout()};
+  return split_communicator(*this, options, members, kind, [&](SubgroupPtr group, int rank) {
+    const Membership subgroup{std::move(group), membership_.domain};
+    if (subgroup.group->ranks.size() == 1) return make_single_communicator(subgroup);
+    std::unique_ptr<Communicator> made = std::make_unique<QueuedCommunicator>(
+        backend_->connect_subgroup(subgroup, rank), timeout_, subgroup);
+    return made;
+  });
+}
+
+std::int64_t QueuedCommunicator::waited_ns() const {
+  return membership_.group ? waited_ns_->load() : membership_.domain->waited_ns.load();
+}
+
 std::string QueuedCommunicator::under_way() const {
+  return membership_.group ? under_way_alone() : membership_.domain->under_way();
+}
+
+std::string QueuedCommunicator::under_way_alone() const {
   const std::lock_guard lock(mutex_);
   return queue_.empty() ? died_in_ : queue_.front()->collective.describe();
 }
@@ -81,8 +145,7 @@ CommError QueuedCommunicator::aborted_error() const {
 }
 
 void QueuedCommunicator::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
-  const std::lock_guard lock(mutex_);
-  recorder_ = std::move(recorder);
+  membership_.domain->set_recorder(std::move(recorder));
 }
 
 void QueuedCommunicator::abort(std::string_view reason) noexcept {
@@ -90,11 +153,15 @@ void QueuedCommunicator::abort(std::string_view reason) noexcept {
     const std::lock_guard lock(mutex_);
     reported_ = true;  // the caller knows the reason
   }
-  fail(CommError(CommFailure::Aborted, std::vector<int>{rank()},
-                 "rank {} aborted communication: {}", rank(), reason));
+  fail(CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
+                 "rank {} aborted communication: {}", own_world_rank(), reason));
 }
 
 void QueuedCommunicator::fail(const CommError& reason) noexcept {
+  membership_.domain->fail(reason);
+}
+
+void QueuedCommunicator::fail_alone(const CommError& reason) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
@@ -110,20 +177,20 @@ void QueuedCommunicator::work() {
     wake_.wait(lock, [&] { return stop_ || failure_ || !queue_.empty(); });
     if (failure_ || queue_.empty()) break;
     const auto item = queue_.front();
-    const auto recorder = recorder_;
     lock.unlock();
     std::optional<CommError> error;
-    if (recorder) recorder->started(item->collective.sequence);
+    item->record_start();
     try {
       fault_point(collective_name(item->collective.kind).data());
       backend_->run(item->collective);
     } catch (const CommError& failure) {
       error = failure;
     } catch (const std::exception& failure) {  // such as out of memory for staging
-      error = CommError(CommFailure::Aborted, std::vector<int>{rank()}, "rank {}: {} failed: {}",
-                        rank(), item->collective.describe(), failure.what());
+      error = CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
+                        "rank {}: {} failed: {}", own_world_rank(), item->collective.describe(),
+                        failure.what());
     }
-    if (recorder) recorder->ended(item->collective.sequence, !error);
+    item->record_end(!error);
     lock.lock();
     if (error && !failure_) failure_ = error;
     if (error) {
@@ -133,12 +200,12 @@ void QueuedCommunicator::work() {
     // Dequeue first, because a waiter may destroy the communicator once the work is done.
     queue_.pop_front();
     lock.unlock();
+    if (error) membership_.domain->fail(*error);  // before the waiter can use another member
     item->finish(error ? &*error : nullptr);
     lock.lock();
   }
   const std::optional<CommError> reason = failure_;
   auto left = std::exchange(queue_, {});
-  const auto recorder = recorder_;
   bool reported = reported_ || left.empty();
   reported_ = reported_ || !left.empty();
   lock.unlock();
@@ -149,7 +216,7 @@ void QueuedCommunicator::work() {
             ? CommError(CommFailure::Aborted, reason->culprits(), "{} did not run: {}",
                         item->collective.describe(), reason->what())
             : *reason;
-    if (recorder) recorder->ended(item->collective.sequence, false);
+    item->record_end(false);
     item->finish(&error);
   }
 }

@@ -97,6 +97,8 @@ class SharedMemoryBackend final : public ProcessBackend {
   SharedMemoryBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
                       SharedSegment segment, const SharedMemoryOptions& options)
       : ProcessBackend(store, rank, world_size, options),
+        options_(options),
+        store_(store),
         context_(options.communicator.context),
         layout_(layout_of(world_size, options)),
         spins_(world_size <= available_cores()),
@@ -111,6 +113,15 @@ class SharedMemoryBackend final : public ProcessBackend {
   SharedMemoryBackend& operator=(const SharedMemoryBackend&) = delete;
 
   std::string_view name() const override { return "shm"; }
+
+  std::unique_ptr<CollectiveBackend> connect_subgroup(const Membership& subgroup,
+                                                      int rank) override {
+    SharedMemoryOptions options = options_;
+    options.enter(subgroup);
+    const int size = static_cast<int>(subgroup.group->ranks.size());
+    return std::make_unique<SharedMemoryBackend>(
+        store_, rank, size, connect_shared_segment(*store_, rank, size, options), options);
+  }
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) report_.verdict(*reason);
@@ -334,6 +345,8 @@ class SharedMemoryBackend final : public ProcessBackend {
         sign * static_cast<std::int64_t>(shared_memory_share(segment_.bytes(), rank_, world_)));
   }
 
+  const SharedMemoryOptions options_;
+  const std::shared_ptr<Store> store_;
   const std::shared_ptr<Context> context_;
   const Layout layout_;
   const bool spins_;
@@ -378,13 +391,14 @@ SharedSegment connect_shared_segment(Store& store, int rank, int world_size,
     attempt([&] { return SharedSegment::create(shared_memory_bytes(world_size, options)); });
     if (problem.empty()) address = segment->address();
   }
-  address = exchange(store, options.name + "/address", rank, world_size, address, left()).front();
+  address =
+      exchange(store, options.agreement("address"), rank, world_size, address, left()).front();
   if (rank != 0 && !address.empty()) attempt([&] { return SharedSegment::open(address); });
   const std::vector<std::string> problems =
-      exchange(store, options.name + "/problem", rank, world_size, problem, left());
+      exchange(store, options.agreement("problem"), rank, world_size, problem, left());
   for (std::size_t r = 0; r < problems.size(); ++r) {
-    require<Unsupported>(problems[r].empty(), "rank {} can't share memory with the others: {}", r,
-                         problems[r]);
+    require<Unsupported>(problems[r].empty(), "rank {} can't share memory with the others: {}",
+                         world_rank(options.group(), static_cast<int>(r)), problems[r]);
   }
   return *std::move(segment);
 }
@@ -395,7 +409,7 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(const std::shared_
                                                               const SharedMemoryOptions& options) {
   return std::make_unique<QueuedCommunicator>(
       std::make_unique<SharedMemoryBackend>(store, rank, world_size, std::move(segment), options),
-      options.communicator.timeout);
+      options.communicator.timeout, options.membership);
 }
 
 std::string shared_memory_problem() {

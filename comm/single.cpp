@@ -2,9 +2,11 @@
 
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "comm/collective.h"
 #include "comm/reduce.h"
+#include "comm/split.h"
 
 namespace tessera::comm {
 namespace {
@@ -15,8 +17,15 @@ class FinishedWork final : public Work {
   void wait() override {}
 };
 
-class SingleCommunicator final : public Communicator {
+class SingleCommunicator final : public Communicator, private FailureDomain::Member {
  public:
+  explicit SingleCommunicator(Membership membership) : membership_(std::move(membership)) {
+    membership_.domain->add(*this);
+  }
+  ~SingleCommunicator() override { membership_.domain->remove(*this); }
+  SingleCommunicator(const SingleCommunicator&) = delete;
+  SingleCommunicator& operator=(const SingleCommunicator&) = delete;
+
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
   std::string_view backend() const override { return "single"; }
@@ -24,9 +33,9 @@ class SingleCommunicator final : public Communicator {
   WorkPtr start(Collective c) override {
     {
       const std::lock_guard lock(mutex_);
-      if (reason_) {
-        throw CommError(CommFailure::Aborted, {0},
-                        "this communicator is dead; it was aborted before: {}", *reason_);
+      if (failure_) {
+        throw CommError(CommFailure::Aborted, failure_->culprits(),
+                        "this communicator is dead; it failed before: {}", failure_->what());
       }
     }
     if (c.kind == CollectiveKind::ReduceScatter) {
@@ -35,22 +44,42 @@ class SingleCommunicator final : public Communicator {
     return finished_work();
   }
 
-  void abort(std::string_view reason) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (!reason_) reason_ = reason;
+  std::unique_ptr<Communicator> split(const std::vector<int>& members,
+                                      const std::string& kind) override {
+    const SplitOptions options{.group = membership_.group,
+                               .key = membership_.group ? membership_.group->key : "single",
+                               .number = splits_++,
+                               .connect_time = {}};
+    return split_communicator(*this, options, members, kind, [&](SubgroupPtr group, int) {
+      return make_single_communicator({std::move(group), membership_.domain});
+    });
   }
 
+  void abort(std::string_view reason) noexcept override {
+    const int self = world_rank(membership_.group.get(), 0);
+    fail(CommError(CommFailure::Aborted, std::vector<int>{self},
+                   "rank {} aborted communication: {}", self, reason));
+  }
+  void fail(const CommError& reason) noexcept override { membership_.domain->fail(reason); }
+
  private:
+  void fail_alone(const CommError& reason) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = reason;
+  }
+
+  const Membership membership_;
   std::mutex mutex_;
-  std::optional<std::string> reason_;
+  std::optional<CommError> failure_;
+  std::uint64_t splits_ = 0;
 };
 
 }  // namespace
 
 WorkPtr finished_work() { return std::make_shared<FinishedWork>(); }
 
-std::unique_ptr<Communicator> make_single_communicator() {
-  return std::make_unique<SingleCommunicator>();
+std::unique_ptr<Communicator> make_single_communicator(Membership membership) {
+  return std::make_unique<SingleCommunicator>(std::move(membership));
 }
 
 }  // namespace tessera::comm

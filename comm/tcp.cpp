@@ -46,6 +46,8 @@ class TcpBackend final : public ProcessBackend {
   TcpBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
              const TcpOptions& options)
       : ProcessBackend(store, rank, world_size, options),
+        options_(options),
+        store_(store),
         context_(options.communicator.context),
         wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
         peers_(index(world_size)) {
@@ -54,6 +56,14 @@ class TcpBackend final : public ProcessBackend {
   }
 
   std::string_view name() const override { return "tcp"; }
+
+  std::unique_ptr<CollectiveBackend> connect_subgroup(const Membership& subgroup,
+                                                      int rank) override {
+    TcpOptions options = options_;
+    options.enter(subgroup);
+    return std::make_unique<TcpBackend>(store_, rank,
+                                        static_cast<int>(subgroup.group->ranks.size()), options);
+  }
 
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) {
@@ -340,6 +350,8 @@ class TcpBackend final : public ProcessBackend {
     return static_cast<std::byte*>(staging_->data());
   }
 
+  const TcpOptions options_;
+  const std::shared_ptr<Store> store_;
   const std::shared_ptr<Context> context_;  // may be null
   const FileDescriptor wake_;
   // Used by the queue's thread only.
@@ -354,7 +366,8 @@ class TcpBackend final : public ProcessBackend {
 std::unique_ptr<Communicator> make_tcp_communicator(const std::shared_ptr<Store>& store, int rank,
                                                     int world_size, const TcpOptions& options) {
   return std::make_unique<QueuedCommunicator>(
-      std::make_unique<TcpBackend>(store, rank, world_size, options), options.communicator.timeout);
+      std::make_unique<TcpBackend>(store, rank, world_size, options), options.communicator.timeout,
+      options.membership);
 }
 
 std::size_t tcp_staging_bytes(const Collective& c, int rank, int world_size) {

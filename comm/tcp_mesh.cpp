@@ -60,16 +60,19 @@ class Connector {
     const auto half = options_.connect_timeout / 2;
     listen();
     addresses_ =
-        exchange(store_, options_.name + "/address", rank_, static_cast<int>(sockets_.size()),
+        exchange(store_, options_.agreement("address"), rank_, static_cast<int>(sockets_.size()),
                  fmt::format("{} {}", bound_address(listener_.get()), bound_port(listener_.get())),
                  std::max(half, milliseconds(1)));
     const auto time = std::max(half, options_.watched_within);
     const auto end = Clock::now() + time;
+    const bool looks = options_.communicator.ends_run || options_.group() != nullptr;
     auto look = Clock::now();
     for (auto left = missing(); !left.empty(); left = missing()) {
       const auto now = Clock::now();
-      if (options_.communicator.ends_run && now >= look) {
-        if (const auto verdict = find_verdict(store_, milliseconds(0))) throw CommError(*verdict);
+      if (looks && now >= look) {
+        if (const auto verdict = find_verdict(store_, milliseconds(0), options_.verdict_key())) {
+          throw CommError(*verdict);
+        }
         look = now + kAcceptTick;
       }
       if (now >= end) throw unreachable(left, time);
@@ -83,6 +86,7 @@ class Connector {
 
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  int world(int rank) const { return world_rank(options_.group(), rank); }
 
   std::vector<int> missing() const {
     std::vector<int> ranks;
@@ -101,10 +105,10 @@ class Connector {
   }
 
   CommError cannot_listen(std::string_view why) const {
-    return CommError(CommFailure::Aborted, std::vector<int>{rank_},
+    return CommError(CommFailure::Aborted, std::vector<int>{world(rank_)},
                      "rank {} can't accept the other ranks' connections on {}, for which it needs "
                      "{} descriptors (ulimit -n) and an address of this host: {}",
-                     rank_, options_.address, sockets_.size(), why);
+                     world(rank_), options_.address, sockets_.size(), why);
   }
 
   // No rank is known to be dead or stopped, so both ends are blamed.
@@ -112,11 +116,12 @@ class Connector {
     std::vector<int> ends = peers;
     ends.insert(std::lower_bound(ends.begin(), ends.end(), rank_), rank_);
     const std::size_t first = index(peers.front());
-    return CommError(CommFailure::Timeout, ends,
+    const auto world_peers = world_ranks(options_.group(), peers);
+    return CommError(CommFailure::Timeout, world_ranks(options_.group(), ends),
                      "rank {} could not connect to {} within {}: rank {} at {}: {}; is the network "
                      "between them cut, or a port blocked by a firewall?",
-                     rank_, rank_list(peers), format_seconds(time), peers.front(),
-                     addresses_[first], problems_[first]);
+                     world(rank_), rank_list(world_peers), format_seconds(time),
+                     world_peers.front(), addresses_[first], problems_[first]);
   }
 
   void start(int peer) {

@@ -17,6 +17,14 @@ class ThreadsBackend final : public CollectiveBackend {
   std::string_view name() const override { return "threads"; }
   void run(const Collective& collective) override { group_->run(rank_, collective); }
   void interrupt(const CommError& reason) noexcept override { group_->fail(reason); }
+  std::string key() const override {
+    return group_->group() ? group_->group()->key : std::string(name());
+  }
+  std::chrono::milliseconds connect_timeout() const override { return {}; }
+  std::unique_ptr<CollectiveBackend> connect_subgroup(const Membership& subgroup,
+                                                      int rank) override {
+    return std::make_unique<ThreadsBackend>(group_->subgroup(subgroup.group), rank);
+  }
   void close(const CommError* reason) noexcept override {
     if (reason != nullptr) group_->fail(*reason);
     group_->leave(rank_);
@@ -35,6 +43,24 @@ ThreadGroup::ThreadGroup(int world_size) : world_size_(world_size) {
   departed_.resize(calls_.size());
 }
 
+ThreadGroup::ThreadGroup(std::shared_ptr<Family> family, SubgroupPtr group)
+    : family_(std::move(family)),
+      group_(std::move(group)),
+      world_size_(static_cast<int>(group_->ranks.size())),
+      calls_(group_->ranks.size()),
+      departed_(group_->ranks.size()) {}
+
+std::shared_ptr<ThreadGroup> ThreadGroup::subgroup(const SubgroupPtr& group) {
+  const std::lock_guard lock(family_->mutex);
+  auto& known = family_->groups[group->key];
+  auto made = known.lock();
+  if (!made) {
+    made.reset(new ThreadGroup(family_, group));  // not make_shared: a private constructor
+    known = made;
+  }
+  return made;
+}
+
 std::vector<int> ThreadGroup::missing_locked() const {
   std::vector<int> missing;
   for (int r = 0; r < world_size_; ++r) {
@@ -46,44 +72,45 @@ std::vector<int> ThreadGroup::missing_locked() const {
 void ThreadGroup::check_departed_locked(const Collective& collective) {
   std::vector<int> gone = missing_locked();
   std::erase_if(gone, [&](int r) { return !departed_[static_cast<std::size_t>(r)]; });
-  if (gone.empty() || failure_) return;
-  failure_ =
+  if (gone.empty() || family_->failure) return;
+  gone = world_ranks(group_.get(), gone);
+  family_->failure =
       CommError(CommFailure::PeerLost, gone, "{}: {} left the group of {} and will not arrive",
                 collective.describe(), rank_list(gone), world_size_);
 }
 
 void ThreadGroup::run(int rank, const Collective& collective) {
   const auto deadline = std::chrono::steady_clock::now() + collective.deadline;
-  std::unique_lock lock(mutex_);
-  if (failure_) throw CommError(*failure_);
+  std::unique_lock lock(family_->mutex);
+  if (family_->failure) throw CommError(*family_->failure);
   calls_[static_cast<std::size_t>(rank)] = &collective;
   if (missing_locked().empty()) {
     std::vector<Signature> signatures;
     for (const Collective* call : calls_) signatures.emplace_back(*call);
-    failure_ = find_mismatch(signatures);
-    if (!failure_) {
+    family_->failure = find_mismatch(signatures, group_.get());
+    if (!family_->failure) {
       move_data_locked();
       calls_.assign(calls_.size(), nullptr);
       ++round_;
     }
-    changed_.notify_all();
-    if (failure_) throw CommError(*failure_);
+    family_->changed.notify_all();
+    if (family_->failure) throw CommError(*family_->failure);
     return;
   }
   const std::uint64_t round = round_;
   while (round_ == round) {
     check_departed_locked(collective);
-    if (failure_) {
-      changed_.notify_all();
-      throw CommError(*failure_);
+    if (family_->failure) {
+      family_->changed.notify_all();
+      throw CommError(*family_->failure);
     }
-    if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && round_ == round &&
-        !failure_) {
-      const std::vector<int> missing = missing_locked();
-      failure_ = CommError(CommFailure::Timeout, missing,
-                           "{}: {} of {} ranks arrived within {}, missing: {}",
-                           collective.describe(), world_size_ - static_cast<int>(missing.size()),
-                           world_size_, format_seconds(collective.deadline), rank_list(missing));
+    if (family_->changed.wait_until(lock, deadline) == std::cv_status::timeout && round_ == round &&
+        !family_->failure) {
+      const std::vector<int> missing = world_ranks(group_.get(), missing_locked());
+      family_->failure = CommError(
+          CommFailure::Timeout, missing, "{}: {} of {} ranks arrived within {}, missing: {}",
+          collective.describe(), world_size_ - static_cast<int>(missing.size()), world_size_,
+          format_seconds(collective.deadline), rank_list(missing));
     }
   }
 }
@@ -133,15 +160,15 @@ void ThreadGroup::copy_to_others_locked(int rank, std::size_t offset, std::size_
 }
 
 void ThreadGroup::fail(const CommError& error) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = error;
-  changed_.notify_all();
+  const std::lock_guard lock(family_->mutex);
+  if (!family_->failure) family_->failure = error;
+  family_->changed.notify_all();
 }
 
 void ThreadGroup::leave(int rank) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(family_->mutex);
   departed_[static_cast<std::size_t>(rank)] = true;
-  changed_.notify_all();
+  family_->changed.notify_all();
 }
 
 std::unique_ptr<Communicator> make_threads_communicator(std::shared_ptr<ThreadGroup> group,

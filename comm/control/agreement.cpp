@@ -158,6 +158,9 @@ class Agreement {
   }
 
  private:
+  int world(int r) const {
+    return options_.world_ranks.empty() ? r : options_.world_ranks.at(static_cast<std::size_t>(r));
+  }
   std::string key(int r) const { return fmt::format("{}/{}", options_.name, r); }
   std::string value_of(int r) { return store_.get(key(r), kRead); }
   std::string describe(const std::string& value) const {
@@ -169,10 +172,10 @@ class Agreement {
       store_.set(key(rank_), value);
     } catch (const InvalidArgument&) {
       if (!store_.has(key(rank_))) throw;  // the value was refused
-      throw CommError(CommFailure::Mismatch, {rank_},
+      throw CommError(CommFailure::Mismatch, {world(rank_)},
                       "{}: rank {} is already taken by '{}'; this process is '{}'. Start every "
                       "rank once, each with its own number",
-                      options_.name, rank_, describe(value_of(rank_)),
+                      options_.name, world(rank_), describe(value_of(rank_)),
                       describe(std::string(value)));
     }
   }
@@ -197,16 +200,20 @@ class Agreement {
   void end_if_over(int next) {
     if (store_.has(outcome_)) {
       conclude(std::string(kAgreed));
-    } else if (const auto verdict = find_verdict(store_, std::chrono::milliseconds(0))) {
+    } else if (const auto verdict =
+                   find_verdict(store_, std::chrono::milliseconds(0), options_.verdict)) {
       const std::string arrived = arrived_ranks();
       CommError error(verdict->failure(), verdict->culprits(), "{}{}{}",
                       arrived.empty() ? "" : options_.name + ": ", verdict->what(), arrived);
       conclude(error.set_fate(verdict->fate()));
     }
     if (Clock::now() < end_) return;
-    std::vector<int> missing;
+    std::vector<int> missing;  // ranks of the world
+    int first = -1;
     for (int r = next; r < world_; ++r) {
-      if (!store_.has(key(r))) missing.push_back(r);
+      if (store_.has(key(r))) continue;
+      if (missing.empty()) first = r;
+      missing.push_back(world(r));
     }
     if (missing.empty()) return;
     const CommError late(
@@ -215,7 +222,7 @@ class Agreement {
         format_seconds(deadline_), rank_list(missing), details_of(missing), arrived_ranks());
     conclude(late);
     // The other ranks agreed, so all values are set, unless they have another world size.
-    if (!store_.has(key(missing.front()))) throw CommError(late);
+    if (!store_.has(key(first))) throw CommError(late);
   }
 
   // "; arrived: rank 0 (host, pid 12), rank 2 (host, pid 14)"
@@ -228,7 +235,7 @@ class Agreement {
       if (std::ssize(shown) == kProcessesShown) {
         ++more;
       } else {
-        shown.push_back(fmt::format("rank {} ({})", r, describe(value_of(r))));
+        shown.push_back(fmt::format("rank {} ({})", world(r), describe(value_of(r))));
       }
     }
     return fmt::format("; {}: {}{}", options_.verb, fmt::join(shown, ", "),

@@ -23,6 +23,10 @@ struct AgreementOptions {
   std::function<std::string(int rank)> describe_missing = {};
   /// Checks each value as it arrives; an exception ends the agreement for all ranks that wait.
   std::function<void(int rank, const std::string& value)> check = {};
+  /// World rank of each rank, for messages and culprits; empty: the same.
+  std::vector<int> world_ranks = {};
+  /// Key of an error that ends the agreement; see FailureReport.
+  std::string verdict = "verdict";
 };
 
 /// Publishes `value` and waits for the others. Either all ranks return all values, by rank, or all

@@ -60,8 +60,12 @@ CallComparison::Call CallComparison::Call::decode(const std::string& text) {
 }
 
 CallComparison::CallComparison(std::shared_ptr<Store> store, std::string prefix, int rank,
-                               int world_size)
-    : store_(std::move(store)), prefix_(std::move(prefix)), rank_(rank), world_size_(world_size) {}
+                               int world_size, SubgroupPtr group)
+    : store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      rank_(rank),
+      world_size_(world_size),
+      group_(std::move(group)) {}
 
 std::string CallComparison::key(std::string_view what) const {
   return fmt::format("{}/{}/{}", prefix_, comparison_, what);
@@ -126,7 +130,7 @@ CommError CallComparison::mismatch(const std::vector<Call>& calls) const {
   for (std::size_t i = 0; i < parts; ++i) {
     std::vector<Signature> signatures;
     for (const std::string& call : made) signatures.push_back(signature_at(call, i, number));
-    if (const auto found = find_mismatch(signatures)) return *found;
+    if (const auto found = find_mismatch(signatures, group_.get())) return *found;
   }
   return CommError(CommFailure::Mismatch, {}, "ranks disagree on collective #{}", number);
 }

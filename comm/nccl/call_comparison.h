@@ -31,7 +31,8 @@ namespace tessera::comm {
 class CallComparison {
  public:
   /// @param prefix  prefix of the store's keys; unique per communicator
-  CallComparison(std::shared_ptr<Store> store, std::string prefix, int rank, int world_size);
+  CallComparison(std::shared_ptr<Store> store, std::string prefix, int rank, int world_size,
+                 SubgroupPtr group = {});
 
   /// Called before each launch, by one thread. Waits for the other ranks if the launch is not the
   /// predicted one.
@@ -63,6 +64,7 @@ class CallComparison {
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   const int rank_, world_size_;
+  const SubgroupPtr group_;
   mutable std::mutex mutex_;
   CallHistory history_;           // changed by check() only, under mutex_
   std::uint64_t comparison_ = 0;  // number of the next; equal on ranks with equal histories

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "comm/split.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -19,8 +21,13 @@ class NcclWork final : public Work {
 
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(std::shared_ptr<NcclCore> core) : core_(std::move(core)) {}
-  ~NcclCommunicator() override { core_->shut_down(); }
+  explicit NcclCommunicator(std::shared_ptr<NcclCore> core) : core_(std::move(core)) {
+    core_->domain().add(*core_);
+  }
+  ~NcclCommunicator() override {
+    core_->shut_down();
+    core_->domain().remove(*core_);
+  }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -41,6 +48,7 @@ class NcclCommunicator final : public Communicator {
                            collective.dtype);
     }
     core_->check_alive();
+    collective.group = core_->membership().group;
     if (collective.deadline.count() <= 0) {
       collective.deadline = core_->options().communicator.timeout;
     }
@@ -88,17 +96,42 @@ class NcclCommunicator final : public Communicator {
     group_.clear();
   }
 
-  void check() override { core_->check_alive(); }
+  std::unique_ptr<Communicator> split(const std::vector<int>& members,
+                                      const std::string& kind) override {
+    require<InternalError>(!in_group_, "split within a group of collectives");
+    const NcclOptions& options = core_->options();
+    const SplitOptions split{
+        .group = core_->membership().group,
+        .key = options.name,
+        .number = splits_++,
+        .connect_time = options.communicator.timeout + options.connect_timeout};
+    return split_communicator(*this, split, members, kind, [&](SubgroupPtr group, int rank) {
+      const Membership subgroup{std::move(group), core_->membership().domain};
+      auto core = core_->connect_subgroup(subgroup, rank);
+      core->start_threads();
+      std::unique_ptr<Communicator> made = std::make_unique<NcclCommunicator>(std::move(core));
+      return made;
+    });
+  }
+
+  void check() override {
+    if (core_->membership().group) {
+      core_->check_alive();
+    } else {
+      core_->domain().check();
+    }
+  }
 
   void set_recorder(std::shared_ptr<FlightRecorder> recorder) override {
-    core_->set_recorder(std::move(recorder));
+    core_->domain().set_recorder(std::move(recorder));
   }
 
   void abort(std::string_view reason) noexcept override {
-    core_->fail(CommError(CommFailure::Aborted, std::vector<int>{rank()},
-                          "rank {} aborted communication: {}", rank(), reason));
+    const int self = core_->own_world_rank();
+    fail(CommError(CommFailure::Aborted, std::vector<int>{self},
+                   "rank {} aborted communication: {}", self, reason));
   }
-  void fail(const CommError& reason) noexcept override { core_->fail(reason); }
+  void fail(const CommError& reason) noexcept override { core_->domain().fail(reason); }
 
  protected:
   Device device() const override { return core_->context().device(); }
@@ -120,6 +153,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   const std::shared_ptr<NcclCore> core_;
+  std::uint64_t splits_ = 0;
   bool in_group_ = false;
   std::vector<NcclCore::Call> group_;
 };

@@ -63,7 +63,7 @@ class Pause {
 /// The watchdog makes no such calls: it enforces deadlines, exchanges positions with peers, and
 /// decides whether communication has failed. `failure_` is set before the abort, so that work is
 /// valid if no failure is set when it completes.
-class NcclCore : public std::enable_shared_from_this<NcclCore> {
+class NcclCore final : public std::enable_shared_from_this<NcclCore>, public FailureDomain::Member {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -87,16 +87,21 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   bool is_done(const NcclItem& item) const noexcept;
   /// Throws the failure, if any; after the first time as CommError(Aborted).
   void check_alive();
-  void fail(const CommError& error) noexcept;
-  void set_recorder(std::shared_ptr<FlightRecorder> recorder);
+  /// Connects this rank as `rank` of a subgroup. @throws as make_nccl_communicator()
+  std::shared_ptr<NcclCore> connect_subgroup(const Membership& subgroup, int rank) const;
+
+  void fail_alone(const CommError& error) noexcept override;
+  void check_alone() override { check_alive(); }
 
   const NcclOptions& options() const { return options_; }
   Context& context() const { return *options_.communicator.context; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  const Membership& membership() const { return options_.membership; }
+  FailureDomain& domain() const { return *options_.membership.domain; }
+  int own_world_rank() const { return world_rank(options_.group(), rank_); }
 
  private:
-  std::shared_ptr<FlightRecorder> recorder() const;
   std::optional<CommError> initialize(Clock::time_point end);
   void abort_in_time();
   void compare(const NcclLaunch& launch);
@@ -109,6 +114,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void close_driver();
 
   void watch();
+  bool is_noticed_in_time(std::unique_lock<std::mutex>& lock);
   NcclPosition position() const;
 
   const NcclOptions options_;
@@ -133,7 +139,6 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::optional<Calling> calling_;
   std::optional<NcclSuspicion> suspicion_;
   std::optional<CommError> failure_;
-  std::shared_ptr<FlightRecorder> recorder_;  // guarded by mutex_
   std::optional<Clock::time_point> probing_since_, stopping_since_, closing_since_;
   bool noticed_ = false;  // the caller has received the failure
   bool stop_ = false;

@@ -44,19 +44,19 @@ NcclCore::NcclCore(std::unique_ptr<NcclDriver> driver, std::shared_ptr<Store> st
       world_size_(world_size),
       store_(std::move(store)),
       driver_(std::move(driver)),
-      comparison_(store_, options_.name + "/calls", rank, world_size),
+      comparison_(store_, options_.name + "/calls", rank, world_size, options_.membership.group),
       inquiry_(store_, rank, world_size, options_, comparison_, [this] { return position(); }) {}
 
 void NcclCore::connect() {
   const auto end = Clock::now() + options_.connect_timeout;
   // Call NCCL's init only after all ranks have arrived, because it has no deadline.
-  exchange(*store_, inquiry_.key("start"), rank_, world_size_, "here", time_until(end));
+  exchange(*store_, options_.agreement("start"), rank_, world_size_, "here", time_until(end));
   const std::optional<CommError> error = initialize(end);
   constexpr milliseconds kSkew{3000};
   std::vector<std::string> outcomes;
   try {
     if (error) set_or_get(*store_, inquiry_.key("not started"), std::to_string(rank_));
-    outcomes = exchange(*store_, inquiry_.key("connection"), rank_, world_size_,
+    outcomes = exchange(*store_, options_.agreement("connection"), rank_, world_size_,
                         error ? encode_error(*error) : kConnected, time_until(end) + kSkew);
   } catch (const CommError&) {
     abort_in_time();
@@ -81,7 +81,7 @@ void NcclCore::connect() {
 std::optional<CommError> NcclCore::initialize(Clock::time_point end) {
   const auto refused = [this](std::string_view why) {
     const int self[] = {rank_};
-    return CommError(CommFailure::Aborted, std::vector<int>{rank_},
+    return CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
                      "NCCL {} does not start on {}: {}", driver_->version(), inquiry_.name(self),
                      why);
   };
@@ -143,10 +143,10 @@ void NcclCore::run(std::span<const Call> group) {
   launch.collective = summary(launch.items);
   launch.collective.sequence = called_++;
   for (const auto& item : launch.items) item->collective.sequence = launch.collective.sequence;
-  launch.recorder = recorder();
-  if (launch.recorder) launch.recorder->queued(launch.collective);
+  launch.recorder = domain().recorder();
+  if (launch.recorder) launch.entry = launch.recorder->queued(launch.collective);
   const auto record_failure = [&launch] {
-    if (launch.recorder) launch.recorder->ended(launch.collective.sequence, false);
+    if (launch.recorder) launch.recorder->ended(launch.entry, false);
   };
   const auto each_staged = [&launch](auto&& copy) {
     for (const auto& item : launch.items) {
@@ -199,14 +199,13 @@ void NcclCore::compare(const NcclLaunch& launch) {
   check_alive();
 }
 
-void NcclCore::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
-  const std::lock_guard lock(mutex_);
-  recorder_ = std::move(recorder);
-}
-
-std::shared_ptr<FlightRecorder> NcclCore::recorder() const {
-  const std::lock_guard lock(mutex_);
-  return recorder_;
+std::shared_ptr<NcclCore> NcclCore::connect_subgroup(const Membership& subgroup, int rank) const {
+  NcclOptions options = options_;
+  options.enter(subgroup);
+  const auto core = std::make_shared<NcclCore>(
+      driver_->open_again(), store_, rank, static_cast<int>(subgroup.group->ranks.size()), options);
+  core->connect();
+  return core;
 }
 
 void NcclCore::set_calling(std::optional<Calling> calling) {
@@ -251,8 +250,8 @@ void NcclCore::report(const NcclSuspicion& suspicion) {
                    ? CommError(CommFailure::Timeout, {},
                                "{} is late, and the ranks could not find the cause",
                                suspicion.collective.describe())
-                   : CommError(CommFailure::Aborted, std::vector<int>{rank_}, "{} failed: {}",
-                               suspicion.collective.describe(), suspicion.text);
+                   : CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
+                               "{} failed: {}", suspicion.collective.describe(), suspicion.text);
     changed_.notify_all();
   }
   lock.unlock();
@@ -306,12 +305,13 @@ void NcclCore::check_alive() {
 void NcclCore::throw_failure() {
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
+  domain().is_noticed = true;
   if (!std::exchange(noticed_, true)) throw CommError(*failure_);
   throw CommError(CommFailure::Aborted, failure_->culprits(),
                   "this communicator is dead; it failed before: {}", failure_->what());
 }
 
-void NcclCore::fail(const CommError& error) noexcept {
+void NcclCore::fail_alone(const CommError& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   failure_ = error;
@@ -320,10 +320,10 @@ void NcclCore::fail(const CommError& error) noexcept {
 
 void NcclCore::shut_down() noexcept {
   if (!pending_.is_empty() && !pending_.all_waited()) {
-    fail(CommError(CommFailure::Aborted, std::vector<int>{rank_},
-                   "rank {} aborted communication: the communicator was destroyed while "
-                   "collectives were under way",
-                   rank_));
+    domain().fail(CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
+                            "rank {} aborted communication: the communicator was destroyed while "
+                            "collectives were under way",
+                            own_world_rank()));
   }
   std::unique_lock lock(mutex_);
   noticed_ = true;

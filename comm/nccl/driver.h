@@ -43,6 +43,8 @@ class NcclDriver {
   virtual ~NcclDriver() = default;
   /// "2.28.9"
   virtual std::string version() const = 0;
+  /// A driver for the same GPU, with its own communicator and stream. @throws CudaError
+  virtual std::unique_ptr<NcclDriver> open_again() const = 0;
 
   // NCCL calls. Any thread, one at a time; only destroy and abort wait for peers.
 
@@ -75,6 +77,6 @@ class NcclDriver {
 using NcclOpener = std::function<std::unique_ptr<NcclDriver>(Context& context)>;
 
 /// Changes with every incompatible change of the interface.
-inline constexpr int kNcclPluginVersion = 3;
+inline constexpr int kNcclPluginVersion = 4;
 
 }  // namespace tessera::comm

@@ -23,15 +23,15 @@ NcclInquiry::NcclInquiry(std::shared_ptr<Store> store, int rank, int world_size,
       options_(options),
       comparison_(comparison),
       position_(std::move(position)),
-      verdict_key_(options_.communicator.ends_run ? kVerdict : options_.name + "/verdict"),
-      report_(store_, verdict_key_, world_size, options_.processes) {}
+      verdict_key_(options_.verdict_key()),
+      report_(store_, verdict_key_, world_size, options_.processes, options_.membership.group) {}
 
 std::string NcclInquiry::key(std::string_view what) const {
   return fmt::format("{}/{}", options_.name, what);
 }
 
 std::optional<CommError> NcclInquiry::ask_peers() {
-  if (store_is_lost_) return std::nullopt;
+  if (store_is_lost_ || world_size_ == 1) return std::nullopt;
   try {
     comparison_.answer();
     if (!store_->has(key("alarm"))) return std::nullopt;
@@ -57,7 +57,7 @@ CommError NcclInquiry::investigate(const NcclSuspicion& suspicion) {
   if (suspicion.found) return report_.verdict(*suspicion.found);
   std::vector<std::optional<NcclPosition>> positions(static_cast<std::size_t>(world_size_));
   try {
-    set_or_get(*store_, key("alarm"), std::to_string(rank_));
+    raise_alarm();
     publish_position();
     const auto end = Clock::now() + options_.answer_time;
     for (bool all = false; !all && Clock::now() < end && !store_->has(verdict_key_);) {
@@ -77,12 +77,16 @@ CommError NcclInquiry::investigate(const NcclSuspicion& suspicion) {
     return CommError(suspicion.late ? CommFailure::Timeout : CommFailure::Aborted, {},
                      "{}: rank {}: {}; the store is lost too, so the ranks can't find the "
                      "culprit",
-                     suspicion.collective.describe(), rank_,
+                     suspicion.collective.describe(), world_rank(options_.group(), rank_),
                      suspicion.late
                          ? "not done within " + format_seconds(suspicion.collective.deadline)
                          : suspicion.text);
   }
   return report_.verdict(judge(suspicion, rank_, positions, report_, options_.answer_time));
+}
+
+void NcclInquiry::raise_alarm() {
+  set_or_get(*store_, key("alarm"), std::to_string(world_rank(options_.group(), rank_)));
 }
 
 void NcclInquiry::publish_position() {
@@ -93,7 +97,7 @@ void NcclInquiry::publish(const CommError& error) {
   if (store_is_lost_) return;
   try {
     report_.verdict(error);
-    set_or_get(*store_, key("alarm"), std::to_string(rank_));
+    raise_alarm();
   } catch (const std::exception&) {
     store_is_lost_ = true;
   }

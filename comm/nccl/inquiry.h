@@ -40,6 +40,7 @@ class NcclInquiry {
 
  private:
   CommError await_verdict(const std::string& who);
+  void raise_alarm();
   void publish_position();
 
   const std::shared_ptr<Store> store_;

@@ -27,14 +27,14 @@ bool PendingCollectives::all_waited() const {
 void PendingCollectives::record_failure() {
   const std::lock_guard lock(mutex_);
   for (const auto& launch : launches_) {
-    if (launch->recorder) launch->recorder->ended(launch->collective.sequence, false);
+    if (launch->recorder) launch->recorder->ended(launch->entry, false);
   }
 }
 
 std::shared_ptr<NcclLaunch> PendingCollectives::advance(NcclLaunch::Time now) {
   while (const auto launch = oldest()) {
     if (launch->done->is_done()) {
-      if (launch->recorder) launch->recorder->ended(launch->collective.sequence, true);
+      if (launch->recorder) launch->recorder->ended(launch->entry, true);
       const std::lock_guard lock(mutex_);
       launches_.pop_front();
       continue;
@@ -42,7 +42,7 @@ std::shared_ptr<NcclLaunch> PendingCollectives::advance(NcclLaunch::Time now) {
     if (!launch->started && launch->start->is_done()) {
       launch->started = now;
       launch->has_started = true;
-      if (launch->recorder) launch->recorder->started(launch->collective.sequence);
+      if (launch->recorder) launch->recorder->started(launch->entry);
     }
     const bool late = launch->started && now - *launch->started >= launch->collective.deadline;
     return late ? launch : nullptr;

@@ -42,6 +42,7 @@ struct NcclLaunch {
   std::vector<std::shared_ptr<NcclItem>> items;
   std::shared_ptr<NcclEvent> start, done;
   std::shared_ptr<FlightRecorder> recorder;  ///< records its start and end; may be null
+  std::uint64_t entry = 0;                   ///< of the recorder
   /// Time at which the prober first saw that the device had reached it. Used by the prober only.
   std::optional<Time> started;
   std::atomic<bool> has_started = false;  ///< `started` is set; for other threads

@@ -50,7 +50,7 @@ class StreamEvent final : public NcclEvent {
 class Driver final : public NcclDriver {
  public:
   Driver(int index, cudaStream_t compute, const std::string& device_id)
-      : index_(index), compute_(compute) {
+      : index_(index), compute_(compute), device_id_(device_id) {
     check_device(device_id);
     int version = 0;
     require<Unsupported>(ncclGetVersion(&version) == ncclSuccess && version >= kOldestVersion,
@@ -70,6 +70,9 @@ class Driver final : public NcclDriver {
   Driver& operator=(const Driver&) = delete;
 
   std::string version() const override { return version_; }
+  std::unique_ptr<NcclDriver> open_again() const override {
+    return std::make_unique<Driver>(index_, compute_, device_id_);
+  }
 
   std::string make_unique_id() override {
     make_current();
@@ -225,6 +228,7 @@ class Driver final : public NcclDriver {
 
   const int index_;
   const cudaStream_t compute_;
+  const std::string device_id_;
   cudaStream_t stream_ = nullptr;
   ncclComm_t comm_ = nullptr;
   std::string version_;

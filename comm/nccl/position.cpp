@@ -24,6 +24,7 @@ CommError judge(const NcclSuspicion& suspicion, int rank,
                 std::span<const std::optional<NcclPosition>> by_rank, const FailureReport& report,
                 std::chrono::milliseconds answer_time) {
   const Collective& mine = suspicion.collective;
+  const int self = world_rank(report.group(), rank);
   const auto ranks_where = [&](auto&& condition) {
     std::vector<int> ranks;
     for (std::size_t r = 0; r < by_rank.size(); ++r) {
@@ -36,11 +37,11 @@ CommError judge(const NcclSuspicion& suspicion, int rank,
   if (!suspicion.late) {
     if (suspicion.remote && !silent.empty()) return report.lost(mine, silent);
     return CommError(suspicion.remote ? CommFailure::PeerLost : CommFailure::Aborted,
-                     suspicion.remote ? std::vector<int>{} : std::vector<int>{rank},
-                     "{}: rank {}: {}", mine.describe(), rank, suspicion.text);
+                     suspicion.remote ? std::vector<int>{} : std::vector<int>{self},
+                     "{}: rank {}: {}", mine.describe(), self, suspicion.text);
   }
   if (!silent.empty()) {
-    return CommError(CommFailure::Timeout, silent,
+    return CommError(CommFailure::Timeout, report.world(silent),
                      "{}: not done within {}, and {} did not answer within {} more: stopped, or "
                      "gone",
                      mine.describe(), format_seconds(mine.deadline), report.name(silent),
@@ -55,14 +56,14 @@ CommError judge(const NcclSuspicion& suspicion, int rank,
   if (std::all_of(by_rank.begin(), by_rank.end(), is_in)) {
     std::vector<Signature> signatures;
     for (const auto& p : by_rank) signatures.push_back(p->oldest);
-    if (const auto mismatch = find_mismatch(signatures)) return *mismatch;
+    if (const auto mismatch = find_mismatch(signatures, report.group())) return *mismatch;
   }
   const auto behind = ranks_where([&](const auto& p) {
     return p->unfinished != 0 &&
            (p->oldest.sequence < mine.sequence || (is_in(p) && p->has_started == 0));
   });
   if (!behind.empty()) {
-    return CommError(CommFailure::Timeout, behind,
+    return CommError(CommFailure::Timeout, report.world(behind),
                      "{}: {} called it, but the work before it on the device was not done within "
                      "{}",
                      mine.describe(), report.name(behind), format_seconds(mine.deadline));

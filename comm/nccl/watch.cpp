@@ -108,9 +108,9 @@ void NcclCore::watch() {
     if (suspicion) {
       error = inquiry_.investigate(*suspicion);
     } else if (is_silent) {
-      error =
-          CommError(CommFailure::Timeout, std::vector<int>{rank_},
-                    "rank {}: its device has not answered for {}", rank_, format_seconds(limit));
+      error = CommError(CommFailure::Timeout, std::vector<int>{own_world_rank()},
+                        "rank {}: its device has not answered for {}", own_world_rank(),
+                        format_seconds(limit));
     } else if (now >= next_ask) {
       error = inquiry_.ask_peers();
       next_ask = Clock::now() + options_.store_poll;
@@ -124,15 +124,27 @@ void NcclCore::watch() {
   if (!failure_) return;
   const CommError failure = *failure_;
   lock.unlock();
+  domain().fail(failure);
   inquiry_.publish(failure);
   lock.lock();
   const bool in_time = changed_.wait_for(lock, options_.abort_time, [this] {
     return is_closed_;
-  }) && changed_.wait_for(lock, options_.grace, [this] { return noticed_; });
+  }) && is_noticed_in_time(lock);
   lock.unlock();
   if (in_time || !options_.on_stuck) return;
-  if (const auto last = recorder()) last->end(failure);  // the caller may never record it
+  if (const auto last = domain().recorder()) last->end(failure);  // the caller may never record it
   options_.on_stuck(failure);
+}
+
+// The caller may notice the failure on another communicator of the family, which does not notify.
+bool NcclCore::is_noticed_in_time(std::unique_lock<std::mutex>& lock) {
+  const auto end = Clock::now() + options_.grace;
+  while (!noticed_ && !domain().is_noticed) {
+    const auto now = Clock::now();
+    if (now >= end) return false;
+    changed_.wait_until(lock, std::min(end, now + options_.poll));
+  }
+  return true;
 }
 
 NcclPosition NcclCore::position() const {

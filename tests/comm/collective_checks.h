@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <type_traits>
 
@@ -166,9 +167,10 @@ struct CollectiveLimits {
   bool floating_max = true;
 };
 
-/// Checks every collective with every count of kCollectiveCounts.
-inline void check_everything(comm::Communicator& c, const CollectiveLimits& limits = {}) {
-  for (const std::int64_t count : kCollectiveCounts) {
+/// Checks every collective with every count.
+inline void check_everything(comm::Communicator& c, const CollectiveLimits& limits = {},
+                             std::span<const std::int64_t> counts = kCollectiveCounts) {
+  for (const std::int64_t count : counts) {
     check_all_gather<float>(c, count);
     check_all_gather<BFloat16>(c, count);
     check_all_gather<std::uint8_t>(c, count);

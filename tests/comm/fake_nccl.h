@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -12,9 +13,32 @@
 
 #include "comm/communicator.h"
 #include "comm/nccl/driver.h"
+#include "comm/threads.h"
 #include "core/base/error.h"
 
 namespace tessera::test {
+
+/// Peers of the communicators that FakeNccl drivers make by unique id. Thread-safe.
+class FakeNetwork {
+ public:
+  std::string make_id() {
+    const std::lock_guard lock(mutex_);
+    std::string id = fmt::format(" x{}", ++ids_);
+    id.resize(128);
+    return id;
+  }
+  std::unique_ptr<comm::Communicator> join(std::string_view id, int rank, int world_size) {
+    const std::lock_guard lock(mutex_);
+    auto& group = groups_[std::string(id)];
+    if (!group) group = std::make_shared<comm::ThreadGroup>(world_size);
+    return comm::make_threads_communicator(group, rank);
+  }
+
+ private:
+  std::mutex mutex_;
+  int ids_ = 0;
+  std::map<std::string, std::shared_ptr<comm::ThreadGroup>> groups_;
+};
 
 /// Faults and counters of a FakeNccl. Shared with the test; thread-safe.
 struct FakeNcclState {
@@ -29,6 +53,8 @@ struct FakeNcclState {
   std::atomic<bool> abort_blocks = false;
   std::atomic<int> polls_in_progress = 0;  ///< number of in-progress results before success
   std::atomic<bool> is_over = false;       ///< releases everything that blocks
+  /// Shared by all ranks; needed by subgroups.
+  std::shared_ptr<FakeNetwork> network = std::make_shared<FakeNetwork>();
 
   std::atomic<int> inits = 0, launches = 0, runs = 0, aborts = 0, destroys = 0, holds = 0;
   std::atomic<int> calls_while_in_progress = 0;
@@ -43,19 +69,20 @@ struct FakeNcclState {
 /// Each collective is done when run() returns, unless the state says otherwise.
 class FakeNccl final : public comm::NcclDriver {
  public:
+  /// @param peers  null: found by unique id in the state's network
   FakeNccl(std::shared_ptr<FakeNcclState> state, std::unique_ptr<comm::Communicator> peers)
       : state_(std::move(state)), peers_(std::move(peers)) {}
 
   std::string version() const override { return "0.fake"; }
-  std::string make_unique_id() override {
-    std::string id(128, '\0');
-    id[1] = 'x';
-    return id;
+  std::unique_ptr<comm::NcclDriver> open_again() const override {
+    return std::make_unique<FakeNccl>(state_, nullptr);
   }
-  comm::NcclStatus init(std::string_view id, int, int) override {
+  std::string make_unique_id() override { return state_->network->make_id(); }
+  comm::NcclStatus init(std::string_view id, int rank, int world_size) override {
     const Call call(*this);
     ++state_->inits;
     if (id.size() != 128 || id[1] != 'x') return failed("bad id");
+    if (!peers_) peers_ = state_->network->join(id, rank, world_size);
     if (state_->fails_to_connect) return failed("no such device");
     if (state_->never_connects) return {.state = comm::NcclStatus::State::InProgress};
     return begin();
@@ -77,8 +104,12 @@ class FakeNccl final : public comm::NcclDriver {
     if (state_->run_blocks) state_->block_until_over();
     const bool ends = state_->collectives_end && state_->collectives_start;
     done_now_ = ends;
-    for (const comm::Collective& c : group) {
-      if (ends) play(c);
+    try {
+      for (const comm::Collective& c : group) {
+        if (ends) play(c);
+      }
+    } catch (const CommError&) {  // a peer is gone: NCCL waits for it
+      done_now_ = false;
     }
     return begin();
   }
@@ -164,7 +195,7 @@ class FakeNccl final : public comm::NcclDriver {
   }
 
   const std::shared_ptr<FakeNcclState> state_;
-  const std::unique_ptr<comm::Communicator> peers_;
+  std::unique_ptr<comm::Communicator> peers_;
   std::atomic<bool> inside_ = false, aborted_ = false, done_now_ = true;
   bool is_start_ = false;
   std::atomic<int> left_ = 0;

@@ -43,7 +43,11 @@ class HookedStore final : public comm::Store {
 class FakeRanks {
  public:
   explicit FakeRanks(int world) : group(std::make_shared<comm::ThreadGroup>(world)) {
-    for (int r = 0; r < world; ++r) states.push_back(std::make_shared<FakeNcclState>());
+    const auto network = std::make_shared<FakeNetwork>();
+    for (int r = 0; r < world; ++r) {
+      states.push_back(std::make_shared<FakeNcclState>());
+      states.back()->network = network;
+    }
   }
   ~FakeRanks() {
     for (const auto& state : states) state->is_over = true;

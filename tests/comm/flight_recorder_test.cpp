@@ -204,6 +204,45 @@ TEST_CASE_FIXTURE(Fixture, "a queue records which works finished, failed, or nev
   CHECK(record.collectives[2].started_ns == 0);
 }
 
+TEST_CASE_FIXTURE(Fixture, "collectives of subgroups are recorded with their group's name") {
+  const auto recorder = create();
+  const auto of_group = [](int i) {
+    Collective c = all_gather(0);
+    c.group = std::make_shared<comm::Subgroup>(
+        comm::Subgroup{"shard", {i, i + 1}, "shm/" + std::to_string(i)});
+    return c;
+  };
+  for (const int group : {0, 1, 2, 3, 4, 5, 6, 0}) recorder->queued(of_group(group));
+  recorder->queued(all_gather(0));
+  recorder->started(1);
+  recorder->started(8);
+  recorder->ended(8, true);
+  const FlightRecord record = comm::read_flight_record(path);
+  REQUIRE(record.collectives.size() == 9);
+  CHECK(record.collectives[1].describe() ==
+        "all_gather#0 (h.0) f32[1024] of the shard group of ranks 1, 2");
+  CHECK(record.collectives[0].group == record.collectives[7].group);
+  CHECK(record.collectives[0].group != record.collectives[1].group);
+  CHECK(record.collectives[6].group_name == "another group");  // the header names six
+  CHECK(record.collectives[8].describe() == "all_gather#0 (h.0) f32[1024]");
+  CHECK(record.newest_started()->number == 1);  // still running
+  CHECK(holds(comm::describe(record, 9), "of the shard group of ranks 5, 6: queued") == "");
+}
+
+TEST_CASE_FIXTURE(Fixture, "records of version 1, without groups, are read") {
+  const auto recorder = create();
+  for (std::uint64_t i = 0; i < 3; ++i) recorder->queued(all_gather(i));
+  std::string bytes = dir.read("flight/rank-00002.bin");
+  bytes[offsetof(FlightHeader, version)] = 1;
+  for (std::size_t i = 0; i < 3; ++i) {
+    bytes[comm::entry_offset(i) + offsetof(FlightEntry, number)] = 0;
+  }
+  const FlightRecord record = comm::read_flight_record(dir.write("old.bin", bytes));
+  REQUIRE(record.collectives.size() == 3);
+  CHECK(record.collectives[2].number == 2);
+  CHECK(record.unreadable == 0);
+}
+
 TEST_CASE_FIXTURE(
     Fixture, "an entry that was being written when its rank was killed is skipped, and no other") {
   const auto recorder = create();
@@ -355,7 +394,8 @@ TEST_CASE_FIXTURE(Fixture, "each kind of malformed file has its own error") {
   constexpr std::size_t kEntry = sizeof(FlightHeader);
   constexpr std::size_t kSignature = kEntry + offsetof(FlightEntry, signature);
   for (const std::string& bytes :
-       {with(kSignature, std::uint64_t{1}), with(kEntry + offsetof(FlightEntry, state), 99),
+       {with(kEntry + offsetof(FlightEntry, number), std::uint64_t{1}),
+        with(kEntry + offsetof(FlightEntry, state), 99),
         with(kSignature + offsetof(comm::Signature, dtype), std::uint8_t{200}),
         with(kSignature + offsetof(comm::Signature, kind), std::uint8_t{200}),
         with(kEntry + offsetof(FlightEntry, started_ns), std::int64_t{-1})}) {

@@ -131,7 +131,7 @@ TEST_CASE("observed starts and ends on the device are recorded, and unfinished w
   const Queued first(0), second(1), third(2);
   for (const Queued* queued : {&first, &second, &third}) {
     queued->launch->recorder = recorder;
-    recorder->queued(queued->launch->collective);
+    queued->launch->entry = recorder->queued(queued->launch->collective);
     pending.push(queued->launch);
   }
   const auto states = [&] {

@@ -56,7 +56,7 @@ struct Run {
       record.step = 12;
       for (std::uint64_t i = 0; i < 8; ++i) {
         record.collectives.push_back(
-            {signature(i), 256, kSecond, kSecond, 2 * kSecond, FlightState::Done});
+            {signature(i), 256, kSecond, kSecond, 2 * kSecond, FlightState::Done, i});
       }
       rank.record = record;
       ranks.push_back(rank);
@@ -67,7 +67,7 @@ struct Run {
   void enter(int rank, int seconds, std::string_view label = "h.1") {
     auto& all = record(rank).collectives;
     all.push_back({signature(all.size(), label), 256, seconds * kSecond, seconds * kSecond, 0,
-                   FlightState::Running});
+                   FlightState::Running, all.size()});
   }
   void end(int rank, FlightEnd kind, int culprit, const std::string& text, int seconds = 50) {
     comm::FlightRecord& r = record(rank);
@@ -147,6 +147,15 @@ TEST_CASE("a rank that others wait for is reported as behind after a long wait")
   check(run.judge(), VerdictKind::Running, {});
   for (const int r : {0, 2}) run.record(r).collectives.back().started_ns = 60 * kSecond;
   check(run.judge(), VerdictKind::Stopped, {1}, {"rank 1", "have waited for 40.0 s"});
+}
+
+TEST_CASE("collectives of different groups are not compared") {
+  Run run(3, ProcessState::Running);
+  for (const int r : {0, 1, 2}) {
+    run.enter(r, 99, r == 0 ? "h.1" : "h.2");
+    run.record(r).collectives.back().group = r == 0 ? 7 : 8;
+  }
+  CHECK(run.judge().kind != VerdictKind::Mismatch);
 }
 
 TEST_CASE("different collectives: the odd rank is named, by majority") {

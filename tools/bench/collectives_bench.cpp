@@ -136,9 +136,9 @@ void run_ledger(Communicator& c, const std::string& file) {
   for (int block = 0; block < 200; ++block) {
     record.push_back(micros_of(1000, [&] {
       ++one.sequence;
-      recorder->queued(one);
-      recorder->started(one.sequence);
-      recorder->ended(one.sequence, true);
+      const std::uint64_t entry = recorder->queued(one);
+      recorder->started(entry);
+      recorder->ended(entry, true);
     }));
     compare.push_back(micros_of(1000, [&] {  // like the backends: make own signature, compare all
       ++one.sequence;

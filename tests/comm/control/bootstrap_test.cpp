@@ -150,6 +150,54 @@ TEST_CASE("processes meet at the launcher's store, and at rank 0's") {
   }
 }
 
+TEST_CASE("a rank killed in a subgroup ends the run of all ranks, also of the other groups") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    CAPTURE(backend);
+    Processes ranks(4, [&](int rank, const std::string& port) -> std::string {
+      comm::BootstrapOptions options;
+      options.backend = backend;
+      const comm::RankGroup group =
+          comm::bootstrap(environment(rank, 4, std::stoi(port), true), options);
+      const int first = rank / 2 * 2;
+      const auto shard = group.communicator->split({first, first + 1}, "shard");
+      shard->barrier({});
+      std::string where;
+      try {
+        for (int i = 0;; ++i) {
+          if (rank == 3 && i == 20) ::raise(SIGKILL);
+          const auto work = shard->start_barrier({.label = "h.1"});
+          where = group.status->state().collective;
+          work->wait();
+          std::this_thread::sleep_for(5ms);
+        }
+      } catch (const CommError& error) {
+        if (rank == 2 && where.find("h.1, shard group of ranks 2, 3") == where.npos)
+          return "not in the status: " + where;
+        try {
+          group.communicator->barrier({});
+        } catch (const CommError& later) {
+          if (later.culprits() == error.culprits() && error.culprits() == std::vector<int>{3})
+            return error.what();
+        }
+        return std::string("wrong: ") + error.what();
+      }
+    });
+    std::uint16_t port = 0;
+    {
+      const comm::TcpStoreServer gone({.run_id = kRun});
+      port = gone.port();
+    }
+    ranks.go(std::to_string(port));
+    const auto outcomes = ranks.wait(kSlack * 10s);
+    for (const std::size_t r : {0U, 1U, 2U}) {
+      CAPTURE(outcomes[r].text);
+      CHECK(outcomes[r].in_time);
+      CHECK(outcomes[r].text.starts_with("lost rank 3 ("));
+      CHECK(outcomes[r].text == outcomes[0].text);
+    }
+  }
+}
+
 TEST_CASE("ranks on separate devices use NCCL, by default and on request") {
   for (const char* backend : {"auto", "nccl"}) {
     const auto outcomes = bootstrapped({.backend = backend});

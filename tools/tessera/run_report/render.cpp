@@ -79,9 +79,9 @@ std::string table(const RunEvidence& run, const Verdict& verdict, std::int64_t n
       if (!record.phase.empty() && record.step >= 0) row[3] += fmt::format(", {}", record.step);
       row[4] = "none";
       if (const auto* last = last_collective(record)) {
-        row[4] = fmt::format("{} {}, {} ago", last->signature.describe(),
-                             comm::flight_state_name(last->state),
-                             format_duration(age_of(record, changed_ns(*last), now)));
+        row[4] =
+            fmt::format("{} {}, {} ago", last->describe(), comm::flight_state_name(last->state),
+                        format_duration(age_of(record, changed_ns(*last), now)));
       }
     }
     rows.push_back(std::move(row));
@@ -213,7 +213,7 @@ nlohmann::json render_json(const RunEvidence& run, const Verdict& verdict,
       row["step"] = record.step;
       row["last"] = nullptr;
       if (const auto* last = last_collective(record)) {
-        row["last"] = {{"label", last->signature.describe()},
+        row["last"] = {{"label", last->describe()},
                        {"sequence", last->signature.sequence},
                        {"state", comm::flight_state_name(last->state)},
                        {"age_s", age_of(record, changed_ns(*last), now_wall_ns)}};

@@ -25,8 +25,11 @@ bool failed_together(FlightEnd end) { return end >= FlightEnd::Timeout; }
 
 // Progress of a rank: number of collectives started.
 std::uint64_t reached(const RankEvidence& rank) {
-  const auto* newest = rank.record->newest_started();
-  return newest == nullptr ? 0 : newest->signature.sequence + 1;
+  std::uint64_t result = 0;
+  for (const auto& c : rank.record->collectives) {
+    if (c.started_ns != 0 || c.state == FlightState::Done) result = c.number + 1;
+  }
+  return result;
 }
 
 bool is_in_collective(const FlightRecord& record) {
@@ -164,14 +167,14 @@ class Case {
 
   // Finds the first sequence number at which ranks called different collectives.
   std::optional<Verdict> mismatch() const {
-    std::map<std::uint64_t, std::vector<std::pair<const RankEvidence*, const comm::Signature*>>>
-        calls;
+    using Calls = std::vector<std::pair<const RankEvidence*, const comm::Signature*>>;
+    std::map<std::pair<std::uint64_t, std::uint64_t>, Calls> calls;  // by group and number
     for (const RankEvidence* rank : with_record(by_anyone)) {
       for (const auto& c : rank->record->collectives) {
-        calls[c.signature.sequence].emplace_back(rank, &c.signature);
+        calls[{c.group, c.signature.sequence}].emplace_back(rank, &c.signature);
       }
     }
-    for (const auto& [sequence, made] : calls) {
+    for (const auto& [group_and_number, made] : calls) {
       const auto agreeing = [&made = made](const comm::Signature& s) {
         return std::ranges::count_if(made, [&](const auto& call) { return *call.second == s; });
       };
@@ -371,7 +374,7 @@ std::string describe_activity(const FlightRecord& record) {
   if (record.step >= 0) phase += fmt::format(", step {}", record.step);
   const auto* newest = record.newest_started();
   if (newest == nullptr) return phase + ", before any collective";
-  const std::string what = newest->signature.describe();
+  const std::string what = newest->describe();
   return is_in_collective(record) ? fmt::format("{} ({})", what, phase)
                                   : fmt::format("{}, after {}", phase, what);
 }

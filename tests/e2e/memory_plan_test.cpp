@@ -1,0 +1,111 @@
+// The memory that a run uses is the memory that was planned, to the byte, on every rank.
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <regex>
+
+#include "tests/e2e/small_run.h"
+
+using namespace tessera::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
+  const char* const text = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  int number(int least, int most) {
+    return std::uniform_int_distribution<int>(least, most)(random_);
+  }
+  std::string one_of(const std::vector<std::string>& words) {
+    return words[static_cast<std::size_t>(number(0, static_cast<int>(words.size()) - 1))];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// A training run of a few steps, with an evaluation, a save and perhaps a sample in between.
+Arguments random_run(Draw& draw, const std::string& text, const std::string& run, int& world) {
+  world = draw.number(1, 4);
+  const int heads = draw.number(1, 3), micro = draw.number(1, 3), passes = draw.number(1, 4);
+  Arguments words = {"train", "--json"};
+  if (world > 1) words = {"train", "--json", "--nproc", std::to_string(world)};
+  const auto add = [&](const std::string& key, const std::string& value) {
+    words.push_back("--" + key + "=" + value);
+  };
+  const auto add_number = [&](const std::string& key, int value) { add(key, std::to_string(value)); };
+  add("run.out", run);
+  add("data.train", text);
+  add_number("train.steps", 5);
+  add_number("train.eval_every", draw.number(0, 3));
+  add_number("train.eval_batches", 1);
+  add_number("train.micro_batch", micro);
+  add_number("train.global_batch", micro * passes * world);
+  add_number("train.threads", draw.number(1, 3));
+  add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
+  add("train.recompute", draw.one_of({"none", "block"}));
+  add_number("model.n_layer", draw.number(1, 4));
+  add_number("model.n_head", heads);
+  add_number("model.n_embd", heads * 4 * draw.number(1, 6));
+  add_number("model.vocab_size", draw.number(256, 3000));
+  add_number("model.seq_len", draw.number(2, 70));
+  add("model.dropout", draw.one_of({"0", "0.1"}));
+  add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
+  add_number("shard.gather_ahead", draw.number(0, 3));
+  add("shard.reshard_after_forward", draw.one_of({"on", "off"}));
+  add("shard.accumulate", draw.one_of({"sharded", "whole"}));
+  add("shard.gradient_dtype", draw.one_of({"f32", "f32", "bf16"}));
+  add("shard.reduce_dtype", draw.one_of({"f32", "bf16"}));
+  add_number("checkpoint.every", draw.number(0, 3));
+  add("checkpoint.async", draw.one_of({"on", "off"}));
+  add("checkpoint.what", draw.one_of({"all", "model"}));
+  add("comm.backend", draw.one_of({"shm", "tcp"}));
+  if (draw.number(0, 1) == 1) {
+    add("train.sample_prompt", "once");
+    add_number("train.sample_tokens", 5);
+  }
+  return words;
+}
+
+}  // namespace
+
+// Draws others with each commit; TESSERA_PLANNED_RUNS sets their number.
+TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on every rank") {
+  Draw draw(number_of("TESSERA_CAMPAIGN_SEED", 0));
+  const std::uint64_t runs = number_of("TESSERA_PLANNED_RUNS", 40);
+  for (std::uint64_t i = 0; i < runs; ++i) {
+    const std::string run = dir.file("run");
+    int world = 1;
+    const Arguments words = random_run(draw, text, run, world);
+    std::string line;
+    for (const std::string& word : words) line += word + " ";
+    CAPTURE(line);
+    const auto result = run_to(0, words);
+    const auto summary = nlohmann::json::parse(result.out);
+    CHECK(summary["memory_peak_bytes"] == summary["memory_planned_bytes"]);
+    int ranks = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(run)) {
+      if (entry.path().extension() != ".log") continue;
+      std::ifstream file(entry.path());
+      const std::string log(std::istreambuf_iterator<char>(file), {});
+      std::smatch found;
+      CAPTURE(entry.path().string());
+      REQUIRE(std::regex_search(log, found,
+                                std::regex("memory: peak ([0-9]+) bytes, planned ([0-9]+) bytes")));
+      CHECK(found[1].str() == found[2].str());
+      ++ranks;
+    }
+    CHECK(ranks == world);
+    fs::remove_all(run);
+  }
+}
