@@ -37,6 +37,14 @@ class PlannedCommunicator final : public Communicator {
     }
     return finished_work();
   }
+  std::unique_ptr<Communicator> split(const std::vector<int>& members,
+                                      const std::string& /*kind*/) override {
+    const auto self = std::find(members.begin(), members.end(), rank_);
+    require(self != members.end(), "rank {} is not among the members of its group", rank_);
+    return std::make_unique<PlannedCommunicator>(context_, backend_,
+                                                 static_cast<int>(self - members.begin()),
+                                                 static_cast<int>(members.size()));
+  }
   void abort(std::string_view /*reason*/) noexcept override {}
 
  private:

@@ -15,10 +15,6 @@ class Mesh {
   /// @param shard_size  divides the number of ranks; 1: every rank has a copy
   /// @throws InvalidArgument otherwise; CommError
   Mesh(Communicator& world, int shard_size);
-  /// Of communicators that exist: the ranks of this replica, and those of the same position.
-  Mesh(Communicator& world, Communicator& shard, Communicator& replicate)
-      : world_(&world), shard_(&shard), replicate_(&replicate) {}
-
   Communicator& world() const { return *world_; }
   /// The ranks that share out this rank's copy of the model.
   Communicator& shard() const { return *shard_; }

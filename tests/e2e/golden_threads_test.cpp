@@ -137,8 +137,8 @@ std::vector<Setting> settings(std::int64_t batch) {
   std::vector<Setting> result;
   for (const int world : {1, 2, 3, 4}) {
     if (batch % world != 0) continue;
-    for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
-      if (world == 1 && mode != "full") continue;
+    for (const std::string mode : {"full", "gradients", "optimizer", "none", "hybrid"}) {
+      if ((world == 1 && mode != "full") || (mode == "hybrid" && world != 4)) continue;
       result.push_back({world, mode, false, 0, DType::BF16});
       for (const bool recompute : {false, true}) {
         for (const std::int64_t micro : {std::int64_t{0}, std::int64_t{1}}) {

@@ -43,7 +43,9 @@ Arguments random_run(Draw& draw, const std::string& text, const std::string& run
   const auto add = [&](const std::string& key, const std::string& value) {
     words.push_back("--" + key + "=" + value);
   };
-  const auto add_number = [&](const std::string& key, int value) { add(key, std::to_string(value)); };
+  const auto add_number = [&](const std::string& key, int value) {
+    add(key, std::to_string(value));
+  };
   add("run.out", run);
   add("data.train", text);
   add_number("train.steps", 5);
@@ -61,6 +63,7 @@ Arguments random_run(Draw& draw, const std::string& text, const std::string& run
   add_number("model.seq_len", draw.number(2, 70));
   add("model.dropout", draw.one_of({"0", "0.1"}));
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
+  if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);
   add_number("shard.gather_ahead", draw.number(0, 3));
   add("shard.reshard_after_forward", draw.one_of({"on", "off"}));
   add("shard.accumulate", draw.one_of({"sharded", "whole"}));

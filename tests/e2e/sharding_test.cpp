@@ -100,14 +100,16 @@ TEST_CASE_FIXTURE(Fixture, "two fully sharded ranks learn as one rank does") {
 }
 
 TEST_CASE_FIXTURE(Fixture, "the communication backend changes no bit") {
-  for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
+  for (const std::string mode : {"full", "gradients", "optimizer", "none", "hybrid"}) {
     CAPTURE(mode);
+    const int world = mode == "hybrid" ? 4 : 3;
     std::array<Metrics, 2> metrics;
     for (const std::string backend : {"tcp", "shm"}) {
       const std::string run = dir.file(mode + "-" + backend);
       const auto result = run_to(
-          0, joined(small_run(text, run, 3, 40),
-                    {"--train.global_batch=6", "--train.micro_batch=1", "--shard.mode=" + mode,
+          0, joined(joined(small_run(text, run, world, 40),
+                           {world == 4 ? "--shard.group=2" : "--shard.group=0"}),
+                    {"--train.global_batch=12", "--train.micro_batch=1", "--shard.mode=" + mode,
                      "--train.precision=bf16", "--comm.backend=" + backend}));
       CHECK(holds(result.err, "(" + backend + ")"));  // in the startup table
       metrics[backend == "shm"] = read_metrics(run);

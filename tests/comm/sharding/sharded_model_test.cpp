@@ -80,8 +80,9 @@ void micro_step(Chain& chain, ShardedModel& sharded, const std::shared_ptr<Conte
 
 TEST_CASE(
     "every element has exactly one owner at any world size, even with more ranks than elements") {
-  for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
+  for (const std::string mode : {"full", "gradients", "optimizer", "none", "hybrid"}) {
     for (const int world : {1, 2, 3, 5, 8}) {
+      if (mode == "hybrid" && world != 8) continue;
       Chain sizes(7, 2);
       std::map<std::string, std::vector<int>> seen;
       std::mutex mutex;
@@ -330,8 +331,9 @@ TEST_CASE("units may be shared, nested, recomputed, and skipped at some steps") 
   CHECK(expected.at("0 h.3") != expected.at("1 h.3"));
   CHECK(expected.at("0 h.0") == expected.at("2 h.0"));
   CHECK(tangle_gradients(1, "full", nn::Recompute::Block) == expected);
-  for (const int world : {2, 3}) {
-    for (const std::string mode : {"full", "gradients", "optimizer", "none"}) {
+  for (const int world : {2, 3, 4}) {
+    for (const std::string mode : {"full", "gradients", "optimizer", "none", "hybrid"}) {
+      if (mode == "hybrid" && world != 4) continue;
       const auto sharded = tangle_gradients(world, mode, nn::Recompute::None);
       CHECK(tangle_gradients(world, mode, nn::Recompute::Block) == sharded);
       for (const auto& [name, values] : expected)

@@ -51,7 +51,7 @@ int run(const Options& options) {
       std::cout << separator << fmt::format("{}", fmt::join(tokens, " ")) << std::flush;
       separator = " ";
     } else {
-      pending += loaded.tokenizer->decode(tokens);
+      pending += text_of(*loaded.tokenizer, tokens);
       std::cout << take_printable(pending) << std::flush;
     }
   };
@@ -68,7 +68,7 @@ int run(const Options& options) {
   out["model"] = loaded.path.string();
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
-  if (loaded.tokenizer) out["text"] = printable(loaded.tokenizer->decode(ids));
+  if (loaded.tokenizer) out["text"] = printable(text_of(*loaded.tokenizer, ids));
   // error_handler_t::replace, because the path can be invalid UTF-8.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   std::cout << out.dump(-1, ' ', false, kReplace) << std::endl;

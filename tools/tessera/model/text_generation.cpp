@@ -47,6 +47,20 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
   return result;
 }
 
+std::string text_of(const io::Tokenizer& tokenizer, std::span<const std::int32_t> ids) {
+  std::string text;
+  while (!ids.empty()) {
+    const auto known = static_cast<std::size_t>(
+        std::find_if(ids.begin(), ids.end(),
+                     [&](std::int32_t id) { return id >= tokenizer.vocab_size(); }) -
+        ids.begin());
+    text += tokenizer.decode(ids.first(known));
+    if (known < ids.size()) text += kReplacement;
+    ids = ids.subspan(std::min(known + 1, ids.size()));
+  }
+  return text;
+}
+
 std::string printable(std::string_view text) {
   std::string result;
   while (!text.empty()) {

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/data/tokenizer.h"
 #include "models/gpt2.h"
 #include "models/sampling.h"
 
@@ -21,6 +23,10 @@ std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Co
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
                                    const std::function<void(std::int32_t)>& on_token);
+
+/// The text of generated tokens. A vocabulary may be larger than the tokenizer's: ids that the
+/// tokenizer lacks become the replacement character.
+std::string text_of(const io::Tokenizer& tokenizer, std::span<const std::int32_t> ids);
 
 /// Makes text safe for a terminal: invalid UTF-8 and control characters (except tab, newline, and
 /// CR before newline) become the replacement character.

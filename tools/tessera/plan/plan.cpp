@@ -42,7 +42,7 @@ struct Tried {
 
 // "80GB", "80GiB", "1024"
 std::int64_t parse_bytes(const std::string& text) {
-  const CLI::AsSizeValue to_bytes(false);
+  const CLI::AsSizeValue to_bytes(true);  // GB: 10^9, GiB: 2^30
   std::string value = text;
   const std::string problem = to_bytes(value);
   require(problem.empty(), "--memory {}: expected a size such as 80GB", text);
@@ -156,8 +156,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
   std::int64_t peak = 0;
   for (const RankPlan& plan : plans) peak = std::max(peak, plan.peak);
   const std::vector<Tried> tried = try_changes(planner, config, world);
-  const std::int64_t largest =
-      memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
+  const std::int64_t largest = memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
   const auto sent = static_cast<double>(first.traffic.total());
   const double compute_s = options.flops > 0 ? first.flops / options.flops : 0;
   const double network_s = options.bandwidth > 0 ? sent / options.bandwidth : 0;

@@ -51,18 +51,12 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
   context->ledger().record_peak();
 
   const int group = shard_group_size(config, world_size, options.local_world_size);
-  const auto make = [&](int r, int size) {
-    return comm::make_planned_communicator(context, options.backend, r, size);
-  };
-  const auto world = make(rank, world_size);
-  const bool splits = group > 1 && group < world_size;
-  const auto shard = splits ? make(rank % group, group) : nullptr;
-  const auto replicate = splits ? make(rank / group, world_size / group) : nullptr;
-  const comm::Mesh mesh =
-      splits ? comm::Mesh(*world, *shard, *replicate) : comm::Mesh(*world, group);
+  const auto world = comm::make_planned_communicator(context, options.backend, rank, world_size);
+  const comm::Mesh mesh(*world, group);
   const auto traffic = [&] {
     comm::Traffic sum = world->traffic();
-    if (splits) sum = sum + shard->traffic() + replicate->traffic();
+    for (const comm::Communicator* part : {&mesh.shard(), &mesh.replicate()})
+      if (part != world.get()) sum = sum + part->traffic();
     return sum;
   };
 
@@ -90,9 +84,8 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
   const auto no_signal = [] { return 0; };
   Trainer trainer = step_of(kMicroBatches);
   for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, data, no_signal);
-  const bool evaluates = options.evaluates && config.train.eval_every > 0;
-  for (int i = 0; evaluates && i < 2; ++i) trainer.evaluate(data, 1, no_signal);
-  if (options.prompt_tokens > 0 && evaluates) {
+  for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(data, 1, no_signal);
+  if (options.prompt_tokens > 0 && options.evaluates) {
     sharded.gather_all();
     const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
     if (rank == 0) generate(model, context, prompt, config.train.sample_tokens, {}, {}, {});

@@ -205,7 +205,7 @@ void Rank::show_sample() {
     const auto prompt = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
     const auto ids = generate(model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
-                     printable(tokenizer.decode(ids))));
+                     printable(text_of(tokenizer, ids))));
   }
   // Other ranks wait here for rank 0, because the next collective has a shorter deadline.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
@@ -404,7 +404,8 @@ int Rank::run(StopSignal& stop) {
     leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
     throw;
   }
-  log_.write(fmt::format("end at step {}", state_.step));
+  log_.write(fmt::format("end at step {}; memory: peak {} bytes, planned {} bytes", state_.step,
+                         context_->ledger().total().peak, plan_.peak));
   finish(seconds_since(started), signal);
   if (not_saved) std::rethrow_exception(not_saved);
   return signal;

@@ -31,6 +31,11 @@ Trainer::Trainer(models::Gpt2& model, comm::ShardedModel& sharded, comm::Communi
           options.global_batch, options.micro_batch, communicator.world_size());
 }
 
+// A plan runs on a meta context, and is no part of a run.
+void Trainer::test_point(const char* name) const {
+  if (context_->device().type != DeviceType::Meta) fault_point(name);
+}
+
 void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t limit) {
   const std::int64_t rows = options_.micro_batch;
   const Shape shape{rows, data.seq_len()};
@@ -99,9 +104,9 @@ void Trainer::run_all(std::int64_t step, std::int64_t position, const io::Sample
     context_->set_rng_step(
         {options_.seed, static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(first)});
     sharded_.begin_micro_batch(m == 0, m + 1 == micro_batches);
-    fault_point("forward");
+    test_point("forward");
     const Tensor part = model_.loss(inputs_, targets_, 1.0 / tokens);
-    fault_point("backward");
+    test_point("backward");
     autograd::backward(part);
     sharded_.end_micro_batch();
     kernels::cast(*context_, part.view(), element(totals_, kLoss, true));
@@ -125,7 +130,7 @@ StepResult Trainer::step(std::int64_t step, std::int64_t position, const io::Sam
   sharded_.sum_totals(totals_);
   kernels::clip_factor(*context_, {totals_.view(), factor_.view(), options_.clip_norm});
   if (before_update) before_update();
-  fault_point("update");
+  test_point("update");
   sharded_.step(options_.adamw, result.lr, step + 1, factor_);
 
   const std::vector<double> sums = values_of(totals_);

@@ -73,6 +73,7 @@ class Trainer {
                       const std::function<int()>& stop_signal);
 
  private:
+  void test_point(const char* name) const;
   /// Copies rows [first, first + micro_batch) to inputs_ and targets_; rows past `limit` get
   /// ignored targets.
   void load(const io::Sampler& data, std::int64_t first, std::int64_t limit);

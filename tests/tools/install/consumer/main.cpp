@@ -1,5 +1,5 @@
-// Uses an installed tessera like research code: an operation and its gradient, a model's size,
-// training data, and an export with progress. Exits with 1 on a wrong value.
+// Uses an installed tessera like research code: an own model and its loop, training data, and an
+// export with progress. Exits with 1 on a wrong value.
 #include <unistd.h>
 
 #include <array>
@@ -9,8 +9,12 @@
 #include <span>
 #include <string>
 
-#include "core/autograd/autograd.h"
-#include "core/ops/linear.h"
+#include "comm/sharding/sharded_model.h"
+#include "comm/single.h"
+#include "core/nn/layers.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/reduction.h"
+#include "core/ops/unary.h"
 #include "io/consolidate/consolidate.h"
 #include "io/data/sampler.h"
 #include "io/safetensors/writer.h"
@@ -47,16 +51,44 @@ bool consolidates() {
 
 }  // namespace
 
-int main() {
-  const auto context = tessera::Context::create();
-  const std::array<float, 3> x_values = {1, 2, 3};
-  const std::array<float, 3> w_values = {4, 5, 6};
-  const auto x = tessera::Tensor::from(context, {1, 3}, std::span<const float>(x_values));
-  auto w = tessera::Tensor::from(context, {3, 1}, std::span<const float>(w_values));
-  w.set_requires_grad(true);
-  const auto y = tessera::ops::linear(x, w, {}, tessera::ops::WeightLayout::InOut);
-  tessera::autograd::backward(y);
+namespace ts = tessera;
 
+struct Net : ts::nn::Module {
+  ts::nn::Linear up{*this, "up", {.in = 1, .out = 16}}, down{*this, "down", {.in = 16, .out = 1}};
+  ts::Tensor operator()(const ts::Tensor& x) {
+    const ts::Tensor h = ts::ops::tanh(ts::nn::unit(up, x));
+    return ts::nn::unit(down, h);
+  }
+};
+
+// Fits a line of 32 points. Returns the last loss.
+double train() {
+  const auto context = ts::Context::create();
+  const auto alone = ts::comm::make_single_communicator();
+  const ts::comm::Mesh mesh(*alone);
+  Net net;
+  ts::comm::ShardedModel model(net, mesh, {}, context);
+  model.load([](const ts::Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+    ts::initialize_range(p, 1, begin, end, out);
+  });
+  std::array<float, 32> points{};
+  for (std::size_t i = 0; i < points.size(); ++i) points[i] = static_cast<float>(i) / 16 - 1;
+  const auto x = ts::Tensor::from(context, {32, 1}, std::span<const float>(points));
+  const auto factor = ts::Tensor::full(context, {1}, ts::DType::F32, 1.0);
+  double last = 0;
+  for (int step = 1; step <= 200; ++step) {
+    model.begin_micro_batch(true, true);
+    const ts::Tensor error = net(x) - 0.5 * x;
+    const ts::Tensor loss = ts::ops::mean(error * error);
+    ts::autograd::backward(loss);
+    model.end_micro_batch();
+    model.step({.weight_decay = 0}, 1e-2, step, factor);
+    last = loss.item();
+  }
+  return last;
+}
+
+int main() {
   const tessera::io::Sampler sampler(tessera::io::tokens_in_memory({1, 2, 3, 4}), 3,
                                      tessera::io::DataOrder::Sequential, 0);
   std::array<std::int32_t, 3> inputs{};
@@ -65,8 +97,8 @@ int main() {
 
   const tessera::models::Gpt2 model(
       {.n_layer = 1, .n_head = 1, .n_embd = 8, .vocab_size = 16, .seq_len = 4});
-  const bool good = y.item() == 32.0 && w.grad().to_vector<float>()[2] == 3.0F && targets[2] == 4 &&
-                    model.parameters().size() == 16 && consolidates();
+  const bool good =
+      train() < 1e-4 && targets[2] == 4 && model.parameters().size() == 16 && consolidates();
   std::printf("%s\n", good ? "consumer: ok" : "consumer: wrong values");
   return good ? 0 : 1;
 }
