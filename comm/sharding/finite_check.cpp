@@ -57,6 +57,7 @@ std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& un
 std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model) {
   std::vector<NonFinite> found;
   for (const auto& unit : model.units()) {
+    if (!unit->is_trainable()) continue;
     const std::int64_t begin = unit->segment_begin();
     for (const SlotRange& range : unit->layout().ranges(begin, begin + unit->segment_size())) {
       const ParameterSlot& slot = unit->layout().slots()[static_cast<std::size_t>(range.slot)];

@@ -120,8 +120,11 @@ void FlatUnit::supply(Storage& storage) {
     demand_(*this);
     return;
   }
-  require<InternalError>(!reducing_ && !replicating_,
-                         "unit {}: a gradient arrived while they are being reduced", name());
+  require(
+      !reduced_,
+      "gradients of unit '{}' were used after they had been reduced: a parameter of it was used "
+      "outside of nn::unit",
+      name());
   whole_gradient_->materialize();
 }
 
@@ -134,8 +137,9 @@ void FlatUnit::start_gather() {
       const Tensor own = Tensor::window(whole_, segment_begin(), {segment_size()}, spec_.compute);
       kernels::cast(*context_, master_.view(), {own.view(), false, true});
     }
-    if (splits()) gathering_ = shard_.start_all_gather(whole_view_.view(), options("all_gather"));
+    const TensorView whole = whole_view_.view();
     whole_->set_available(false);
+    if (splits()) gathering_ = shard_.start_all_gather(whole, options("all_gather"));
   }
   state_ = State::Gathering;
 }
@@ -153,8 +157,8 @@ void FlatUnit::finish_gather() {
 }
 
 void FlatUnit::release() {
-  if (!splits_parameters_) return;
   if (state_ == State::Gathering) finish_gather();
+  if (!splits_parameters_) return;
   whole_->release();
   state_ = State::Sharded;
 }
@@ -171,6 +175,7 @@ void FlatUnit::begin_micro_batch(bool first) {
   users = outstanding = 0;
   reduced_ = false;
   if (!trainable_) return;
+  whole_gradient_->set_available(true);  // if it is there
   if (first) has_sum_ = false;
   // Micro-batches accumulate in the segment if gradients are split, else in the whole buffer.
   if (!first && !splits_gradients_) return;
@@ -193,10 +198,11 @@ void FlatUnit::zero_gaps() {
 }
 
 void FlatUnit::start_reduce(bool last) {
-  reduced_ = true;
   last_ = last;
-  if (!trainable_ || (!splits_gradients_ && !last)) return;
-  zero_gaps();
+  const bool reduces = trainable_ && (splits_gradients_ || last);
+  if (reduces) zero_gaps();
+  reduced_ = true;  // from now on, gradients of this micro-batch would be lost
+  if (!reduces) return;
   if (splits()) {
     Tensor in = whole_gradient_view_;
     if (spec_.reduction != spec_.gradient) {
@@ -206,13 +212,16 @@ void FlatUnit::start_reduce(bool last) {
       in = narrow_;
     }
     // The sum can't be written over the buffer that it is computed from.
-    if (has_sum_ || !splits_gradients_)
+    const bool overlaps = !splits_gradients_ && !narrow_.defined() && spec_.gradient == DType::F32;
+    if (has_sum_ || overlaps)
       arriving_ = Tensor::empty(context_, {segment_size()}, DType::F32, MemoryCategory::Gradients,
                                 name() + " arriving");
     const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
     reducing_ = shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"));
   }
-  whole_gradient_->set_available(!reducing_);
+  if (!splits() && spec_.gradient != DType::F32)
+    kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
+  whole_gradient_->set_available(false);  // until the next micro-batch
 }
 
 void FlatUnit::finish_reduce() {
@@ -221,31 +230,25 @@ void FlatUnit::finish_reduce() {
     reducing_->wait();
     reducing_.reset();
     narrow_ = {};
-    whole_gradient_->set_available(true);
     if (splits_gradients_) whole_gradient_->release();
     if (arriving_.defined())
       kernels::cast(*context_, arriving_.view(), {gradient_.view(), has_sum_, true});
     arriving_ = {};
     has_sum_ = true;
-  } else if (spec_.gradient != DType::F32) {
-    kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
   }
-  if (last_ && replicate_.world_size() > 1) {
+  if (last_ && replicate_.world_size() > 1)
     replicating_ =
         replicate_.start_all_reduce(gradient_.view(), ReduceOp::Sum, options("all_reduce"));
-    if (!splits_gradients_) whole_gradient_->set_available(false);
-  }
 }
 
 void FlatUnit::finish_replicate() {
   if (!replicating_) return;
   replicating_->wait();
   replicating_.reset();
-  if (!splits_gradients_) whole_gradient_->set_available(true);
 }
 
 Tensor FlatUnit::copy_of_master() const {
-  const bool has_copy = !splits_parameters_ && !splits() && !in_place_ && state_ == State::Gathered;
+  const bool has_copy = !splits() && !in_place_ && state_ == State::Gathered;
   return has_copy ? whole_view_ : Tensor();
 }
 

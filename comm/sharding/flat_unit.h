@@ -27,7 +27,7 @@ namespace tessera::comm {
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// gradients, once per micro-batch: begin_micro_batch -> (backward) -> start_reduce ->
 /// finish_reduce -> finish_replicate. start_gather and release are idempotent. finish_gather without
-/// a start, and gradients during a reduction, throw InternalError naming the unit.
+/// a start throws InternalError, and a gradient after start_reduce InvalidArgument, naming the unit.
 class FlatUnit final : private StorageSupplier {
  public:
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
@@ -45,6 +45,8 @@ class FlatUnit final : private StorageSupplier {
   /// Layout over the shard group.
   const ShardLayout& layout() const { return layout_; }
   bool is_trainable() const { return trainable_; }
+  /// Whether parameters are released between their uses.
+  bool splits_parameters() const { return splits_parameters_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   State state() const { return state_; }
   /// First flat element and number of elements of this rank's segment.
@@ -61,7 +63,7 @@ class FlatUnit final : private StorageSupplier {
   void finish_gather();
   /// Frees the gathered copy, if any; the next read of a parameter demands it again.
   void release();
-  /// Keeps the gathered copy for a use that is expected soon, which demands it nevertheless.
+  /// Like release(), but keeps the gathered copy in memory for a use that is expected soon.
   void keep();
 
   /// Starts new gradients. `first`: first micro-batch of the step.

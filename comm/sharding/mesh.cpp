@@ -9,8 +9,8 @@ namespace tessera::comm {
 Mesh::Mesh(Communicator& world, int shard_size)
     : world_(&world), shard_(&world), replicate_(&world) {
   require(shard_size >= 1 && world.world_size() % shard_size == 0,
-          "a mesh of {} ranks can't be divided into groups of {} that share out a model",
-          world.world_size(), shard_size);
+          "a mesh of {} ranks can't be divided into shard groups of {}", world.world_size(),
+          shard_size);
   const int size = world.world_size(), rank = world.rank();
   if (shard_size == size) {
     own_replicate_ = make_single_communicator();

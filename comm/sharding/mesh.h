@@ -6,7 +6,7 @@
 
 namespace tessera::comm {
 
-/// Ranks as a grid: `replicas` groups of `shard_size` ranks that share out one copy of the model.
+/// Ranks as a grid: `replicas` groups of `shard_size` ranks that shard one copy of the model.
 /// Rank r belongs to replica r / shard_size, at position r % shard_size.
 class Mesh {
  public:
@@ -16,7 +16,7 @@ class Mesh {
   /// @throws InvalidArgument otherwise; CommError
   Mesh(Communicator& world, int shard_size);
   Communicator& world() const { return *world_; }
-  /// The ranks that share out this rank's copy of the model.
+  /// The ranks over which this rank's copy of the model is sharded.
   Communicator& shard() const { return *shard_; }
   /// The ranks that hold the same shard as this one.
   Communicator& replicate() const { return *replicate_; }

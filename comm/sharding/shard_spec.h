@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-/// Whether a rank holds all of something or its part of the shard group's.
+/// Whether a rank holds the whole of something, or its segment in the shard group.
 enum class Hold : std::uint8_t { Whole, Split };
 
 /// How a model is distributed over the shard group of a mesh, and in which precision. Master weights

@@ -24,20 +24,30 @@ std::string name_of(std::span<nn::Module* const> modules) {
 class ShardedModel::Run final : public autograd::Scope {
  public:
   Run(ShardedModel& model, Units units, std::string name)
-      : model_(model), units_(std::move(units)), name_(std::move(name)) {}
+      : model_(model), units_(std::move(units)), counted_(units_), name_(std::move(name)) {}
+  /// Units of runs inside this one that are recorded only when it is computed again.
+  void add(const Units& inner) { counted_.insert(counted_.end(), inner.begin(), inner.end()); }
+  const Units& counted() const { return counted_; }
+
   void before_backward() override {
+    require(!left_,
+            "backward ran through unit '{}' twice for one forward pass: add up the losses and call "
+            "backward once",
+            name_);
     range_ = std::make_unique<Range>(*model_.context_, "backward " + name_);
     model_.enter(units_);
   }
   void after_backward() override {
     range_.reset();
+    left_ = true;
     model_.leave(units_, false);
-    model_.after_backward(units_);
+    model_.after_backward(counted_);
   }
 
  private:
   ShardedModel& model_;
-  Units units_;
+  Units units_, counted_;
+  bool left_ = false;  // backward has been here
   std::string name_;
   std::unique_ptr<Range> range_;
 };
@@ -144,7 +154,7 @@ ShardedModel::Order* ShardedModel::order() {
 // Gathers a unit whose parameters are being read, and starts to gather those that came next in the
 // pass before. Where this pass differs from it, the order is learned anew.
 void ShardedModel::demand(FlatUnit& unit) {
-  require(unit.users > 0 || whole_,
+  require(unit.users > 0 || whole_ || !unit.splits_parameters(),
           "a parameter of unit '{}' was read outside of nn::unit, where it is sharded: call the "
           "module that has it by nn::unit(module, inputs...)",
           unit.name());
@@ -203,7 +213,10 @@ std::shared_ptr<autograd::Scope> ShardedModel::before_forward(
               "all forward passes before backward, or another micro-batch",
               unit->name());
     run = std::make_shared<Run>(*this, units, name);
+  } else if (!running_.empty()) {
+    running_.back()->add(units);
   }
+  if (run) running_.push_back(run.get());
   enter(units);
   ranges_.push_back(std::make_unique<Range>(*context_, "forward " + name));
   return run;
@@ -213,21 +226,29 @@ void ShardedModel::after_forward(std::span<nn::Module* const> modules,
                                  const std::shared_ptr<autograd::Scope>& scope) {
   if (!ranges_.empty()) ranges_.pop_back();
   const Units units = units_of_modules(modules);
-  if (scope && scope->operations() > 0)
-    for (FlatUnit* unit : units) ++unit->outstanding;
+  if (scope) {
+    if (scope->operations() > 0)
+      for (FlatUnit* unit : running_.back()->counted()) ++unit->outstanding;
+    running_.pop_back();
+  }
   leave(units, true);
 }
 
 void ShardedModel::after_backward(const Units& units) {
   for (FlatUnit* unit : units) {
     if (--unit->outstanding > 0) continue;
-    drain_reductions();
+    if (unit->is_trainable()) drain_reductions();
     start_reduce(*unit);
   }
 }
 
 void ShardedModel::begin_phase(Phase phase) {
-  ranges_.clear();  // left by a pass that threw
+  // Left by a pass that threw:
+  ranges_.clear();
+  running_.clear();
+  whole_ = false;
+  for (const auto& unit : units_) unit->users = 0;
+
   phase_ = phase;
   training_order_.next = evaluation_order_.next = 0;
 }
@@ -298,6 +319,7 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 
 void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
                         const Tensor& factor) {
+  require(!whole_, "an optimizer step between gather_all() and end_evaluation()");
   create_optimizer_state();
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -324,11 +346,7 @@ void ShardedModel::gather_all() {
 
 void ShardedModel::end_evaluation() {
   begin_phase(Phase::None);
-  whole_ = false;
-  for (const auto& unit : units_) {
-    unit->users = 0;
-    unit->release();
-  }
+  for (const auto& unit : units_) unit->release();
 }
 
 }  // namespace tessera::comm

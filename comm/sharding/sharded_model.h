@@ -22,14 +22,17 @@ namespace tessera::comm {
 /// the order in which a micro-batch needs the units, to gather them ahead.
 ///
 /// Per step: for each micro-batch begin_micro_batch, the model's loss, backward, end_micro_batch;
-/// then sum_totals and step. All ranks make the same calls and run the same units in the same
-/// order. Gradients are sums over ranks and micro-batches, so scale the loss.
+/// then sum_totals and step. All ranks make the same calls, run the same units in the same order,
+/// and read the same parameters in them. Gradients are sums over ranks and micro-batches, so scale
+/// the loss. No graph may outlive the ShardedModel.
 class ShardedModel final : public nn::UnitRuntime {
  public:
   /// Binds the model's parameters and becomes its unit runtime. Masters are zero until load().
   /// Parameters that require no gradient by now are frozen. `model` and `mesh` must outlive this.
   ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec& spec,
                const std::shared_ptr<Context>& context);
+  ShardedModel(nn::Module& model, Mesh&& mesh, const ShardSpec& spec,
+               const std::shared_ptr<Context>& context) = delete;  // the mesh would not live
   ~ShardedModel() override;
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
@@ -121,6 +124,7 @@ class ShardedModel final : public nn::UnitRuntime {
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
+  std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;
   bool whole_ = false;  // between gather_all() and end_evaluation()

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/autograd/node.h"
 #include "kernels/elementwise.h"
 
@@ -25,7 +27,8 @@ void run_again(const Function& function, std::span<const SavedTensor> saved, con
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < saved.size(); ++i) {
     places.push_back(into.target(static_cast<int>(i)));
-    leaves.push_back(leaf_of(saved[i].get("recompute"), places.back()));
+    leaves.push_back(saved[i].defined() ? leaf_of(saved[i].get("recompute"), places.back())
+                                        : Tensor());
   }
   Tensor y;
   {
@@ -43,8 +46,10 @@ void run_again(const Function& function, std::span<const SavedTensor> saved, con
 }  // namespace
 
 Tensor recompute(Function function, std::vector<Tensor> inputs) {
-  require(!inputs.empty(), "recompute needs at least one input tensor");
-  Context& context = *inputs.front().context();
+  const auto first =
+      std::find_if(inputs.begin(), inputs.end(), [](const Tensor& t) { return t.defined(); });
+  require(first != inputs.end(), "recompute needs at least one input tensor");
+  Context& context = *first->context();
   if (!context.grad_enabled()) return function(inputs);
   Tensor y;
   {
@@ -52,7 +57,8 @@ Tensor recompute(Function function, std::vector<Tensor> inputs) {
     y = function(inputs).detach();  // the function may return an input itself
   }
   std::vector<SavedTensor> saved;
-  for (const Tensor& input : inputs) saved.emplace_back(input);
+  for (const Tensor& input : inputs)
+    saved.push_back(input.defined() ? SavedTensor(input) : SavedTensor());
   record(
       "recompute", y, inputs,
       [function = std::move(function), saved = std::move(saved)](

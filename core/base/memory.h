@@ -16,7 +16,7 @@ namespace tessera {
 
 /// Purpose of a block of memory.
 enum class MemoryCategory : std::uint8_t {
-  Parameters,      ///< this rank's float32 master segments
+  Parameters,      ///< this rank's master weights
   Gradients,       ///< flat gradient buffers and reduced segments
   OptimizerState,  ///< moments
   Gathered,        ///< gathered parameters in the compute dtype

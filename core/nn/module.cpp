@@ -14,16 +14,17 @@ Recompute parse_recompute(std::string_view name) {
 
 Module::Module(Module& parent, std::string_view name)
     : parent_(&parent), root_(parent.root_), name_(name), path_(parent.path_of(name)) {
-  require(name.find('.') == std::string_view::npos,
-          "the name of a module must not contain '.', got '{}' in '{}'", name, parent.path());
+  require(!name.empty() && name.find('.') == std::string_view::npos,
+          "the name of a module must be there and not contain '.', got '{}' in '{}'", name,
+          parent.path());
   const bool is_new = std::none_of(parent.children_.begin(), parent.children_.end(),
                                    [&](const Module* other) { return other->name_ == name; });
-  require(is_new || name.empty(), "module '{}' has two members named '{}'", parent.path(), name);
+  require(is_new, "module '{}' has two members named '{}'", parent.path(), name);
   parent.children_.push_back(this);
 }
 
 std::string Module::path_of(std::string_view member) const {
-  if (path_.empty() || member.empty()) return path_ + std::string(member);
+  if (path_.empty()) return std::string(member);
   return fmt::format("{}.{}", path_, member);
 }
 

@@ -36,8 +36,7 @@ class Module {
   /// The root of a tree.
   Module() = default;
   /// A module within `parent`, which must outlive it.
-  /// @param name  unique within the parent, without '.'; empty: the parameters get the paths of the
-  ///   parent's own
+  /// @param name  unique within the parent, not empty, without '.'
   /// @throws InvalidArgument if the parent has a module of this name
   Module(Module& parent, std::string_view name);
   virtual ~Module() = default;

@@ -4,14 +4,29 @@
 #include <optional>
 
 namespace tessera::nn::detail {
+namespace {
+
+// Otherwise backward has nothing to do here, and recomputation would record an operation for it.
+bool needs_grad(std::span<Module* const> modules, const std::vector<Tensor>& inputs) {
+  const auto wants = [](const Tensor& t) { return t.defined() && t.requires_grad(); };
+  return std::any_of(inputs.begin(), inputs.end(), wants) ||
+         std::any_of(modules.begin(), modules.end(), [&](const Module* m) {
+           return std::any_of(m->parameters().begin(), m->parameters().end(),
+                              [&](const Parameter* p) { return wants(p->tensor); });
+         });
+}
+
+}  // namespace
 
 Tensor run_unit(std::span<Module* const> modules,
                 const std::function<Tensor(std::span<const Tensor>)>& function,
                 std::vector<Tensor> inputs) {
   require(!modules.empty(), "nn::unit needs at least one module");
-  require(!inputs.empty(), "nn::unit of '{}' needs at least one input tensor",
+  const auto first =
+      std::find_if(inputs.begin(), inputs.end(), [](const Tensor& t) { return t.defined(); });
+  require(first != inputs.end(), "nn::unit of '{}' needs at least one input tensor",
           modules.front()->path());
-  Context& context = *inputs.front().context();
+  Context& context = *first->context();
   UnitRuntime* const runtime = modules.front()->unit_runtime();
   std::shared_ptr<autograd::Scope> scope;
   if (runtime != nullptr) scope = runtime->before_forward(modules);
@@ -19,9 +34,10 @@ Tensor run_unit(std::span<Module* const> modules,
   {
     std::optional<autograd::ScopeGuard> guard;
     if (scope) guard.emplace(context, scope);
-    const bool again =
-        modules.front()->recompute() == Recompute::Block &&
-        std::any_of(modules.begin(), modules.end(), [](Module* m) { return m->is_block(); });
+    const bool again = modules.front()->recompute() == Recompute::Block &&
+                       std::any_of(modules.begin(), modules.end(),
+                                   [](const Module* m) { return m->is_block(); }) &&
+                       needs_grad(modules, inputs);
     y = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
   }
   if (runtime != nullptr) runtime->after_forward(modules, scope);

@@ -16,6 +16,7 @@
 #include "core/base/rng.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "core/ops/view.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -340,6 +341,97 @@ TEST_CASE("units may be shared, nested, recomputed, and skipped at some steps") 
         for (std::size_t i = 0; i < values.size(); ++i)
           CHECK(sharded.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-5));
     }
+  }
+}
+
+namespace {
+
+// Two blocks that run one shared layer, which they do not list.
+struct Sharing : nn::Module {
+  Layer shared{*this, "shared", 4};
+  nn::List<Layer> h{*this, "h", 2, 4};
+  Tensor operator()(Tensor x) {
+    for (Layer& layer : h)
+      x = nn::unit(
+          {&layer}, [&](const Tensor& in) { return layer(nn::unit(shared, in)); }, x);
+    return x;
+  }
+};
+
+std::vector<float> gradients_of_sharing(nn::Recompute recompute) {
+  const auto context = Context::create();
+  auto single = comm::make_single_communicator();
+  const comm::Mesh mesh(*single);
+  Sharing model;
+  model.set_recompute(recompute);
+  ShardedModel sharded(model, mesh, {}, context);
+  sharded.load(fill);
+  sharded.begin_micro_batch(true, true);
+  const Tensor y = model(Tensor::full(context, {2, 4}, DType::F32, 0.5));
+  autograd::backward(y, Tensor::full(context, {2, 4}, DType::F32, 1.0));
+  sharded.end_micro_batch();
+  return sharded.units().front()->gradient().to_vector<float>();
+}
+
+}  // namespace
+
+TEST_CASE("recomputed units may run a shared unit that they do not list") {
+  CHECK(gradients_of_sharing(nn::Recompute::Block) == gradients_of_sharing(nn::Recompute::None));
+}
+
+TEST_CASE("frozen parameters have no gradients, no moments and no decay, on any number of ranks") {
+  for (const int world : {1, 2}) {
+    run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
+      Chain chain(8, 3);
+      chain.set_recompute(nn::Recompute::Block);
+      for (Parameter* p : chain.h[0].parameters()) p->tensor.set_requires_grad(false);
+      chain.h[1].weight.tensor.set_requires_grad(false);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {}, context);
+      sharded.load(fill);
+      std::int64_t trainable = 0;
+      for (const auto& unit : sharded.units())
+        trainable += unit->is_trainable() ? unit->segment_size() : 0;
+      for (int step = 1; step <= 2; ++step) {
+        micro_step(chain, sharded, context, true, true, 0.5);
+        sharded.step({.weight_decay = 0.5}, 0.1, step, Tensor::full(context, {1}, DType::F32, 1.0));
+      }
+      const MemoryLedger& ledger = context->ledger();
+      CHECK(ledger.usage(MemoryCategory::OptimizerState).current == 8 * trainable);
+      CHECK(ledger.usage(MemoryCategory::Gradients).current == 4 * trainable);
+      for (const auto& piece : sharded.held_pieces()) {
+        std::vector<float> before(static_cast<std::size_t>(piece.end - piece.begin));
+        fill(*piece.parameter, piece.begin, piece.end, before.data());
+        const bool frozen = !piece.parameter->tensor.requires_grad();
+        CAPTURE(piece.parameter->name);
+        if (piece.parameter->name.ends_with("weight"))
+          CHECK((piece.master.template to_vector<float>() == before) == frozen);
+        CHECK(piece.exp_avg.defined() != frozen);
+      }
+    });
+  }
+}
+
+TEST_CASE("a gradient that arrives after its unit's reduction is an error") {
+  for (const int world : {1, 2}) {
+    run_ranks(world, [&](int, const auto& context, comm::Communicator& communicator) {
+      Chain chain(4, 2);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {}, context);
+      sharded.load(fill);
+      sharded.begin_micro_batch(true, true);
+      // Recorded before its unit, so that its gradient arrives after the unit's backward.
+      const Tensor bias = ops::reshape(chain.h[1].bias, {4});
+      Tensor x = nn::unit(chain.h[0], Tensor::full(context, {2, 4}, DType::F32, 1.0));
+      x = nn::unit(
+          {&chain.h[1]}, [&](const Tensor& in) { return ops::linear(in, chain.h[1].weight, bias); },
+          x);
+      CHECK_THROWS_WITH_AS(
+          autograd::backward(x, Tensor::full(context, {2, 4}, DType::F32, 1.0)),
+          doctest::Contains("gradients of unit 'h.1' were used after they had been reduced"),
+          InvalidArgument);
+      micro_step(chain, sharded, context, true, true, 0.5);  // usable again
+    });
   }
 }
 

@@ -61,7 +61,7 @@ std::vector<Field> make_fields() {
            "auto (a GPU if one can be used), cpu, cuda (the GPU of the local rank), or cuda:N"),
       text(KEY(train.precision),
            "bf16: bf16 compute, float32 weights; bf16-true: bf16 weights too, with stochastic "
-           "rounding; gradients and moments are always float32",
+           "rounding; moments are always float32",
            {"fp32", "bf16", "bf16-true"}),
       text(KEY(train.nonfinite),
            "on a NaN or infinite loss or gradient: stop, or skip the step, at most 10 in a row",

@@ -13,6 +13,7 @@
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
+#include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/setup.h"
@@ -55,12 +56,12 @@ class Planner {
 
   RankPlan plan(Config config, int rank) const {
     const models::Gpt2Config model = resolve(config);
-    return plan_rank(
-        config, model, rank, options_.world_size,
-        {.context = {.device = device_, .threads = static_cast<int>(threads(config))},
-         .backend = options_.world_size == 1 ? "single" : options_.backend,
-         .local_world_size = options_.per_host > 0 ? options_.per_host : options_.world_size,
-         .prompt_tokens = std::ssize(config.train.sample_prompt)});
+    return plan_rank(config, model, rank, options_.world_size,
+                     {.context = {.device = device_,
+                                  .threads = default_threads(config.train.threads, per_host())},
+                      .backend = options_.world_size == 1 ? "single" : options_.backend,
+                      .local_world_size = per_host(),
+                      .prompt_tokens = std::ssize(config.train.sample_prompt)});
   }
 
   /// The largest peak of all ranks; nothing if the configuration is not valid. Rank 0 has the most:
@@ -74,6 +75,7 @@ class Planner {
   }
 
  private:
+  int per_host() const { return options_.per_host > 0 ? options_.per_host : options_.world_size; }
   models::Gpt2Config resolve(Config& config) const {
     config.validate(options_.world_size, false);
     if (config.model.vocab_size == 0 && config.data.tokenizer == "bytes")
@@ -82,10 +84,6 @@ class Planner {
             "the size of the vocabulary is not known; give it with --model.vocab_size");
     return model_of(config);
   }
-  static std::int64_t threads(const Config& config) {
-    return std::max<std::int64_t>(config.train.threads, 1);
-  }
-
   const Options& options_;
   const Device device_{};
 };

@@ -40,7 +40,7 @@ MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType devi
   }
   if (config.train.recompute == "none")
     advice.add("--train.recompute block", "activations of one block at a time, computed twice");
-  if (config.shard.mode == "none" && world_size > 1) {
+  if (config.shard.mode != "full" && world_size > 1) {
     advice.add(
         "--shard.mode full",
         fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size));

@@ -33,14 +33,14 @@ struct RankPlan {
   MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
   MemoryByCategory most{};     ///< peak of each category
   std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
-  double flops = 0;                ///< of matrix products and attention in a step
+  double flops = 0;            ///< of matrix products and attention in a step
   comm::Traffic traffic;       ///< bytes sent in a step, with the micro-batches of a whole batch
   bool is_exact = true;        ///< false: without scratch memory of kernels
 };
 
 /// Plans a rank by running training on the meta device: loading, a few steps, an evaluation, a
 /// sample, and the staging of a save, as the run would. On the CPU the plan is exact: it is the peak
-/// that the memory ledger of the run shows.
+/// that the memory ledger of the run shows, if that makes two steps or more and finds no NaN.
 /// @throws what the run would throw for its arguments
 RankPlan plan_rank(const Config& config, const models::Gpt2Config& model, int rank, int world_size,
                    const PlanOptions& options);

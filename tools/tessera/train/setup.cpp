@@ -63,13 +63,14 @@ io::TokenizerPtr tokenizer_of(const TrainerState& state) {
 std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
                                        std::int64_t step) {
   std::vector<std::string> notes;
-  for (const char* section : {"data", "train", "optim", "model"}) {
+  for (const char* section : {"data", "train", "optim", "model", "shard"}) {
     if (!before.contains(section)) continue;
     for (const auto& [key, value] : now.at(section).items()) {
       static const std::set<std::string_view> kFree = {
-          "threads",   "log_every",    "micro_batch",  "sample_prompt",
-          "nonfinite", "memory_limit", "memory_check", "sample_tokens",
-          "init_from", "eval_every",   "eval_batches"};
+          "threads",   "log_every",    "micro_batch",          "sample_prompt",
+          "nonfinite", "memory_limit", "memory_check",         "sample_tokens",
+          "init_from", "eval_every",   "eval_batches",         "mode",
+          "group",     "gather_ahead", "reshard_after_forward"};
       const auto& old = before.at(section);
       if (kFree.contains(key) || !old.contains(key) || old.at(key) == value) continue;
       notes.push_back(fmt::format("note: since step {}, {}.{} changes from {} to {}", step, section,
@@ -211,7 +212,13 @@ comm::ShardSpec shard_spec_of(const Config& config) {
 }
 
 int shard_group_size(const Config& config, int world_size, int local_world_size) {
+  if (config.shard.mode != "hybrid")
+    return comm::shard_group_size(config.shard.mode, world_size, 1);
   const auto group = static_cast<int>(config.shard.group);
+  require(group > 0 || world_size % local_world_size == 0,
+          "shard.mode hybrid shards over the ranks of a host, {} here, which do not divide the {} "
+          "ranks; set --shard.group",
+          local_world_size, world_size);
   return comm::shard_group_size(config.shard.mode, world_size,
                                 group > 0 ? group : local_world_size);
 }

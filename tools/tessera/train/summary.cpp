@@ -42,9 +42,9 @@ std::string data_text(const RunSetup& setup) {
 }
 
 std::string precision_text(const std::string& precision) {
-  if (precision == "bf16") return "bf16 compute, float32 weights, gradients and optimizer";
+  if (precision == "bf16") return "bf16 compute, float32 weights and optimizer";
   if (precision == "bf16-true")
-    return "bf16 compute and weights, stochastic rounding, float32 gradients and optimizer";
+    return "bf16 compute and weights, stochastic rounding, float32 optimizer";
   return "float32";
 }
 
