@@ -106,6 +106,7 @@ Tensor Tensor::from(const std::shared_ptr<Context>& context, const NestedValues&
 }
 
 void Tensor::copy_from_host(const void* from) const {
+  storage()->bump_version();
   if (device().type == DeviceType::Meta || bytes() == 0) return;
   require(is_contiguous(), "copying needs a contiguous tensor, got strides {}", strides());
   void* const data = view().data;

@@ -66,7 +66,7 @@ class Tensor {
   }
   /// Copy bytes() bytes between a dense tensor and the host. On a GPU, copy_to_host() waits for all
   /// queued work. On the meta device, copy_from_host() does nothing and copy_to_host() throws
-  /// Unsupported.
+  /// Unsupported. copy_from_host() is an in-place change, which backward notices.
   void copy_from_host(const void* from) const;
   void copy_to_host(void* to) const;
   /// A copy of a dense tensor's elements. @throws Unsupported on the meta device

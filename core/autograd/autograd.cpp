@@ -34,15 +34,15 @@ SavedTensor::SavedTensor(Tensor tensor)
 const Tensor& SavedTensor::get(std::string_view operation) const {
   require<InternalError>(tensor_.defined(), "{}: nothing was saved for backward", operation);
   const std::uint64_t now = tensor_.storage()->version();
-  require<InternalError>(
+  require(
       now == version_,
       "{}: a tensor of shape {} that backward needs was changed in place after forward (version {} "
       "then, {} now); work on a copy, or change it after backward",
       operation, tensor_.shape(), version_, now);
-  require<InternalError>(tensor_.impl()->bindings == bindings_,
-                         "{}: a tensor of shape {} that backward needs was bound to other memory "
-                         "after forward; bind it after backward",
-                         operation, tensor_.shape());
+  require(tensor_.impl()->bindings == bindings_,
+          "{}: a tensor of shape {} that backward needs was bound to other memory "
+          "after forward; bind it after backward",
+          operation, tensor_.shape());
   return tensor_;
 }
 

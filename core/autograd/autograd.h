@@ -16,7 +16,7 @@ class SavedTensor {
  public:
   SavedTensor() = default;
   explicit SavedTensor(Tensor tensor);
-  /// @throws InternalError naming `operation` if the storage changed in place or a leaf was
+  /// @throws InvalidArgument naming `operation` if the storage changed in place or a leaf was
   /// rebound. Memory may be released and restored in between.
   const Tensor& get(std::string_view operation) const;
   bool defined() const { return tensor_.defined(); }

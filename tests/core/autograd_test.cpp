@@ -339,9 +339,10 @@ TEST_CASE("a saved tensor that was modified in place is refused, with operation 
   const auto context = Context::create();
   Tensor x = leaf(context, {1, 2});
   const Tensor y = keeping(x);
-  x.storage()->bump_version();
+  const std::array<double, 2> other = {3, 4};
+  x.copy_from_host(other.data());
   CHECK_THROWS_WITH_AS(autograd::backward(y, vector_of(context, {1, 1})),
-                       doctest::Contains("keeping: a tensor of shape [2]"), InternalError);
+                       doctest::Contains("keeping: a tensor of shape [2]"), InvalidArgument);
 }
 
 TEST_CASE("a saved tensor may be released and restored") {
@@ -358,7 +359,7 @@ TEST_CASE("a saved tensor may be released and restored") {
   CHECK(values_of(w.grad()) == Values{1, 2});
   w.bind(Storage::allocate(context, 16, MemoryCategory::Gathered, "unit"), 0, DType::F64);
   CHECK_THROWS_WITH_AS(autograd::backward(z, vector_of(context, {1, 2})),
-                       doctest::Contains("bound to other memory"), InternalError);
+                       doctest::Contains("bound to other memory"), InvalidArgument);
 }
 
 TEST_CASE("requesting a leaf's gradient buffer counts as an accumulation") {

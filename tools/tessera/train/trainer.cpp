@@ -43,6 +43,7 @@ void Trainer::load(const io::Sampler& data, std::int64_t first, std::int64_t lim
     inputs_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
     targets_ = Tensor::empty(context_, shape, DType::I32, MemoryCategory::Data, "batch");
   }
+  if (context_->device().type == DeviceType::Meta) return;
   const auto count = static_cast<std::size_t>(numel(shape));
   host_inputs_.assign(count, 0);
   host_targets_.assign(count, kernels::kIgnoreTarget);
