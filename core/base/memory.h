@@ -35,6 +35,12 @@ struct MemoryUsage {
   std::int64_t peak = 0;
 };
 
+/// What was in use when a ledger's total reached its peak, and what reached it.
+struct MemoryPeak {
+  std::array<std::int64_t, kMemoryCategories> by_category{};
+  std::string owner, phase;
+};
+
 /// Counts every byte that a Context allocates, by category and owner. Thread-safe.
 class MemoryLedger {
  public:
@@ -66,15 +72,10 @@ class MemoryLedger {
   /// Sets every peak to the current value.
   void reset_peaks();
 
-  /// What was in use when the total reached its peak, and what reached it.
-  struct PeakState {
-    std::array<std::int64_t, kMemoryCategories> by_category{};
-    std::string owner, phase;
-  };
   /// Keeps the state of the peak from now on; for one thread only, as on the meta device.
   void record_peak() { recorded_.emplace(); }
   bool records_peak() const { return recorded_.has_value(); }
-  const PeakState& recorded_peak() const { return *recorded_; }
+  const MemoryPeak& recorded_peak() const { return *recorded_; }
   /// Name of the part of the step that runs now.
   void set_phase(const std::string& phase) { phase_ = phase; }
   const std::string& phase() const { return phase_; }
@@ -84,7 +85,7 @@ class MemoryLedger {
   std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<Entry>, std::less<>> entries_;
   std::atomic<std::int64_t> total_{0}, total_peak_{0};
   std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
-  std::optional<PeakState> recorded_;
+  std::optional<MemoryPeak> recorded_;
   std::string phase_;
 };
 

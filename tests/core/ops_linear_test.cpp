@@ -6,8 +6,8 @@
 #include "core/ops/activation.h"
 #include "core/ops/linear.h"
 #include "tests/support/gradcheck.h"
-#include "tests/support/recorded.h"
 #include "tests/support/paths.h"
+#include "tests/support/recorded.h"
 
 namespace tessera::test {
 namespace {

@@ -53,7 +53,8 @@ void Config::validate(int world_size, bool needs_data) {
           "model.n_head {}, or model.n_embd {}",
           model.n_head, model.n_embd, nearest_divisors(model.n_embd, model.n_head),
           nearest_multiples(model.n_embd, model.n_head));
-  require(!needs_data || !data.train.empty(), "no training data; name a file with --data.train FILE");
+  require(!needs_data || !data.train.empty(),
+          "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
   parse_device(train.device);
   require(shard.group == 0 || shard.mode == "hybrid",

@@ -404,8 +404,8 @@ int Rank::run(StopSignal& stop) {
     leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
     throw;
   }
-  log_.write(fmt::format("memory: peak {} bytes, planned {} bytes",
-                         context_->ledger().total().peak, plan_.peak));
+  log_.write(fmt::format("memory: peak {} bytes, planned {} bytes", context_->ledger().total().peak,
+                         plan_.peak));
   log_.write(fmt::format("end at step {}", state_.step));
   finish(seconds_since(started), signal);
   if (not_saved) std::rethrow_exception(not_saved);
