@@ -35,7 +35,7 @@ struct MemoryUsage {
   std::int64_t peak = 0;
 };
 
-/// What was in use when a ledger's total reached its peak, and what reached it.
+/// State of a ledger at its peak: bytes in use, and the allocation that reached the peak.
 struct MemoryPeak {
   std::array<std::int64_t, kMemoryCategories> by_category{};
   std::string owner, phase;

@@ -13,7 +13,7 @@ namespace tessera::nn {
 
 class UnitRuntime;
 
-/// Which results of the forward pass are computed again in backward instead of being kept.
+/// Activation recomputation: which activations backward computes again instead of keeping them.
 enum class Recompute : std::uint8_t {
   None,
   Block,  ///< keep only the inputs of blocks
@@ -61,7 +61,7 @@ class Module {
   void set_training(bool training) { root_->training_ = training; }
   Recompute recompute() const { return root_->recompute_; }
   void set_recompute(Recompute recompute) { root_->recompute_ = recompute; }
-  /// What runs around nn::unit; null: nothing.
+  /// Callbacks around nn::unit; null: none.
   UnitRuntime* unit_runtime() const { return root_->unit_runtime_; }
   void set_unit_runtime(UnitRuntime* runtime) { root_->unit_runtime_ = runtime; }
 
@@ -74,7 +74,7 @@ class Module {
   std::string name_, path_;
   std::vector<Parameter*> parameters_, own_parameters_;
   std::vector<Module*> children_;
-  // Of a root:
+  // Used in a root only:
   bool training_ = false;
   Recompute recompute_ = Recompute::None;
   UnitRuntime* unit_runtime_ = nullptr;

@@ -14,7 +14,7 @@
 
 namespace tessera::nn {
 
-/// What happens around nn::unit, such as gathering the parameters.
+/// Callbacks around nn::unit, such as those that gather parameters.
 class UnitRuntime {
  public:
   virtual ~UnitRuntime() = default;

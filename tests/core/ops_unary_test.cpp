@@ -53,7 +53,7 @@ TEST_CASE("functions of one tensor: values and gradients") {
       if (shape.size() > 0 && x.numel() > 0) CHECK(gradcheck(operation, {x}) == "");
     }
     CHECK(compare_bf16(operation, {input_of(f, context, {33}, DType::BF16)}, 0.02) == "");
-    // Of a strided view.
+    // Gradient of a strided view:
     const Tensor x = input_of(f, context, {4, 3}, DType::F32), column = x.alias({4}, {3}, 1);
     const std::vector<double> all = values_of(f.operation(x));
     CHECK(values_of(f.operation(column)) == std::vector<double>{all[1], all[4], all[7], all[10]});

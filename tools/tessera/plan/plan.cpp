@@ -88,7 +88,7 @@ class Planner {
   const Device device_{};
 };
 
-// What reduces memory, each change alone.
+// Plans changes of the configuration that reduce memory, each alone.
 std::vector<Tried> try_changes(const Planner& planner, const Config& config, int world_size) {
   std::vector<Tried> tried;
   const auto attempt = [&](const std::string& flags, const auto& change) {

@@ -17,7 +17,7 @@ namespace tessera::tools {
 /// Bytes by MemoryCategory.
 using MemoryByCategory = std::array<std::int64_t, kMemoryCategories>;
 
-/// What a run is planned for.
+/// Device, ranks and data that a plan assumes.
 struct PlanOptions {
   ContextOptions context{};        ///< device, threads and CPU level of each rank
   std::string backend = "shm";     ///< of the communicator
