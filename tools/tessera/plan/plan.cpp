@@ -45,8 +45,13 @@ struct Tried {
 std::int64_t parse_bytes(const std::string& text) {
   const CLI::AsSizeValue to_bytes(true);  // GB: 10^9, GiB: 2^30
   std::string value = text;
-  const std::string problem = to_bytes(value);
-  require(problem.empty(), "--memory {}: expected a size such as 80GB", text);
+  bool is_size = true;
+  try {
+    is_size = to_bytes(value).empty();
+  } catch (const CLI::Error&) {
+    is_size = false;
+  }
+  require(is_size, "--memory {}: expected a size such as 80GB", text);
   return std::stoll(value);
 }
 
@@ -143,6 +148,8 @@ ordered_json by_category(const MemoryByCategory& bytes) {
 int run(const Options& options, const std::vector<std::string>& words) {
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   config.validate(options.world_size, false);
+  require<Unsupported>(!config.train.device.starts_with("cuda"),
+                       "plans are for ranks on the CPU so far; leave --train.device out");
   const Planner planner(options);
   const std::int64_t memory = options.memory.empty() ? 0 : parse_bytes(options.memory);
   const int world = options.world_size;
@@ -229,9 +236,11 @@ Command add_plan(CLI::App& parent) {
                   "Memory of a rank, such as 80GB: exit 5 if the plan exceeds it, and find the "
                   "largest micro-batch");
   app->add_option("--flops", options->flops,
-                  "Floating-point operations per second of a rank, to estimate time");
+                  "Floating-point operations per second of a rank, to estimate time")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--bandwidth", options->bandwidth,
-                  "Bytes per second that a rank sends, to estimate time");
+                  "Bytes per second that a rank sends, to estimate time")
+      ->check(CLI::NonNegativeNumber);
   app->add_flag("--json", options->json, "One JSON object on standard output");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }
