@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 set_target_properties(tessera_isal PROPERTIES EXPORT_NAME isal)
 install(TARGETS tessera_base tessera_kernels tessera_core tessera_models tessera_comm tessera_sharding
-                tessera_io tessera_data tessera_isal
+                tessera_io tessera_data tessera_train tessera_isal
   EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET tessera_cuda)  # the program loads plugins from lib/tessera
@@ -17,7 +17,7 @@ if(TARGET tessera_cuda)  # the program loads plugins from lib/tessera
   endforeach()
 endif()
 
-foreach(folder core kernels models comm io)
+foreach(folder core kernels models comm io train)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera
     FILES_MATCHING PATTERN "*.h" PATTERN "kernels/cpu" EXCLUDE)
 endforeach()

@@ -16,19 +16,14 @@ namespace {
 using ops::WeightLayout;
 
 // Initialization of projections into the residual stream.
-Initialization residual(const Gpt2Config& config) {
+Initialization residual(const Arch& arch) {
   return {Initialization::Kind::Normal,
-          nn::kNormal.std / std::sqrt(2.0F * static_cast<float>(config.n_layer))};
-}
-
-const Gpt2Config& validated(const Gpt2Config& config) {
-  config.validate();
-  return config;
+          nn::kNormal.std / std::sqrt(2.0F * static_cast<float>(arch.n_layer))};
 }
 
 }  // namespace
 
-Gpt2Block::Gpt2Block(nn::Module& parent, std::string_view name, const Gpt2Config& c)
+Gpt2Block::Gpt2Block(nn::Module& parent, std::string_view name, const Arch& c)
     : Module(parent, name),
       ln_1_(*this, "ln_1", c.n_embd, c.layer_norm_eps),
       attn_(*this, "attn",
@@ -52,21 +47,21 @@ Tensor Gpt2Block::operator()(const Tensor& x, nn::KvCache* cache) const {
   return ops::add(h, mlp_dropout_(mlp_(normed)));
 }
 
-Gpt2::Gpt2(const Gpt2Config& config)
-    : config_(validated(config)),
-      wte_(*this, "wte", config.vocab_size, config.n_embd),
-      wpe_(*this, "wpe", config.seq_len, config.n_embd),
-      dropout_(*this, "dropout", config.dropout),
-      h_(*this, "h", config.n_layer, config),
-      ln_f_(*this, "ln_f", config.n_embd, config.layer_norm_eps) {}
+Gpt2::Gpt2(const Arch& arch)
+    : LanguageModel(arch),
+      wte_(*this, "wte", arch.vocab_size, arch.n_embd),
+      wpe_(*this, "wpe", arch.seq_len, arch.n_embd),
+      dropout_(*this, "dropout", arch.dropout),
+      h_(*this, "h", arch.n_layer, arch),
+      ln_f_(*this, "ln_f", arch.n_embd, arch.layer_norm_eps) {}
 
 Tensor Gpt2::hidden(const Tensor& tokens, nn::KvCache* cache) {
   const std::int64_t past = cache == nullptr ? 0 : cache->past;
   require(tokens.shape().size() == 2, "GPT-2 takes tokens [B, T], got shape {}", tokens.shape());
   require(tokens.dtype() == DType::I32, "GPT-2 takes tokens of dtype i32, got {}", tokens.dtype());
-  require(past + tokens.dim(1) <= config_.seq_len,
+  require(past + tokens.dim(1) <= arch().seq_len,
           "{} tokens are more than the model's {} positions (model.seq_len)", past + tokens.dim(1),
-          config_.seq_len);
+          arch().seq_len);
   const auto embed = [this, past](const Tensor& t) {
     return dropout_(ops::embedding(t, wte_.weight, wpe_.weight, past));
   };
@@ -79,7 +74,7 @@ Tensor Gpt2::loss(const Tensor& tokens, const Tensor& targets, double scale) {
   require(targets.shape() == tokens.shape(), "targets {} must have the shape of tokens {}",
           targets.shape(), tokens.shape());
   const std::int64_t rows = tokens.numel();
-  const Tensor x = ops::reshape(hidden(tokens, nullptr), {rows, config_.n_embd});
+  const Tensor x = ops::reshape(hidden(tokens, nullptr), {rows, arch().n_embd});
   const auto head = [this, scale](const Tensor& h, const Tensor& t) {
     return ops::linear_cross_entropy(h, wte_.weight, t, scale);
   };
@@ -96,7 +91,7 @@ Tensor Gpt2::logits(const Tensor& tokens) {
 Tensor Gpt2::decode(const Tensor& tokens, nn::KvCache& cache) {
   const NoGradGuard no_grad(*tokens.context());
   const Tensor x = hidden(tokens, &cache);
-  const std::int64_t batch = tokens.dim(0), count = tokens.dim(1), c = config_.n_embd;
+  const std::int64_t batch = tokens.dim(0), count = tokens.dim(1), c = arch().n_embd;
   cache.past += count;
   // The head runs on the last position of each row only.
   const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
@@ -104,7 +99,7 @@ Tensor Gpt2::decode(const Tensor& tokens, nn::KvCache& cache) {
     const Tensor last = Tensor::empty(rows.context(), rows.shape(), rows.dtype());
     kernels::cast(*rows.context(), rows.view(), {last.view(), false, true});
     const DType out = rows.dtype() == DType::F64 ? DType::F64 : DType::F32;
-    Tensor logits = Tensor::empty(rows.context(), {rows.dim(0), config_.vocab_size}, out);
+    Tensor logits = Tensor::empty(rows.context(), {rows.dim(0), arch().vocab_size}, out);
     kernels::matmul(*rows.context(), {.a = last.view(),
                                       .b = wte_.weight.tensor.view(),
                                       .c = logits.view(),

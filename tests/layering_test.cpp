@@ -22,10 +22,15 @@ struct Layer {
 
 const std::vector<Layer>& layers() {
   static const std::vector<Layer> kLayers = {
-      {"core/base", {}},       {"kernels", {"core/base"}},
-      {"core", {"kernels"}},   {"models", {"core"}},
-      {"comm", {"core/base"}}, {"comm/sharding", {"core", "comm"}},
-      {"io", {"core"}},        {"tools", {"models", "comm/sharding", "io"}},
+      {"core/base", {}},
+      {"kernels", {"core/base"}},
+      {"core", {"kernels"}},
+      {"models", {"core", "io"}},
+      {"comm", {"core/base"}},
+      {"comm/sharding", {"core", "comm"}},
+      {"io", {"core"}},
+      {"train", {"comm/sharding", "io"}},
+      {"tools", {"models", "train"}},
   };
   return kLayers;
 }

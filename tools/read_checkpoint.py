@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Reads a tessera checkpoint into numpy arrays, following io/FORMAT.md. BF16 becomes float32.
-usage: read_checkpoint.py CHECKPOINT [model | exp_avg | exp_avg_sq]"""
+usage: read_checkpoint.py CHECKPOINT [model | STATE, such as exp_avg]"""
 import json, pathlib, sys
 import numpy as np
 from crc64 import crc64

@@ -1,11 +1,11 @@
 #include "comm/sharding/sharded_model.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
-#include "core/base/rng.h"
 #include "core/base/trace.h"
 #include "kernels/elementwise.h"
-#include "kernels/optimizer.h"
 
 namespace tessera::comm {
 
@@ -64,7 +64,6 @@ ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec&
                                                 [this](FlatUnit& flat) { demand(flat); }));
     FlatUnit& flat = *units_.back();
     for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
-    decay_.push_back(optim::decay_ranges(flat.layout(), flat.segment_begin(), flat.segment_size()));
   };
   for (const Unit& unit : tessera::units_of(model)) {
     Unit trainable{unit.name, {}}, frozen{unit.name, {}};
@@ -88,16 +87,29 @@ void ShardedModel::load(const ParameterSource& source) {
   values_changed();
 }
 
-void ShardedModel::create_optimizer_state() {
-  if (has_optimizer_state()) return;
-  for (const auto& unit : units_) {
-    for (auto* list : {&exp_avg_, &exp_avg_sq_}) {
-      list->push_back(unit->is_trainable()
-                          ? Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
-                                         MemoryCategory::OptimizerState, unit->name())
-                          : Tensor());
-    }
+void ShardedModel::initialize(std::uint64_t seed) {
+  load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+    initialize_range(p, seed, begin, end, out);
+  });
+}
+
+void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
+  std::vector<std::string> names = optimizer.state_names();
+  if (!state_.empty()) {
+    require(names == state_names_,
+            "the optimizer's state is [{}], and the model has state tensors [{}] of another one; "
+            "use one optimizer with a ShardedModel",
+            fmt::join(names, ", "), fmt::join(state_names_, ", "));
+    return;
   }
+  for (const auto& unit : units_) {
+    std::vector<Tensor>& state = state_.emplace_back();
+    if (!unit->is_trainable()) continue;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      state.push_back(Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
+                                   MemoryCategory::OptimizerState, unit->name()));
+  }
+  state_names_ = std::move(names);
 }
 
 std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
@@ -113,10 +125,10 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
       const auto part = [&](const Tensor& t) {
         return t.alias({range.end - range.begin}, {1}, at);
       };
-      const bool moments = has_optimizer_state() && unit.is_trainable();
-      result.push_back({unit.parameters()[static_cast<std::size_t>(range.slot)], range.begin,
-                        range.end, part(unit.master()), moments ? part(exp_avg_[u]) : Tensor(),
-                        moments ? part(exp_avg_sq_[u]) : Tensor()});
+      Piece& piece = result.emplace_back(unit.parameters()[static_cast<std::size_t>(range.slot)],
+                                         range.begin, range.end, part(unit.master()));
+      if (state_.empty()) continue;
+      for (const Tensor& state : state_[u]) piece.state.push_back(part(state));
     }
   }
   return result;
@@ -317,18 +329,22 @@ void ShardedModel::sum_totals(const Tensor& totals) {
   mesh_.world().all_reduce(totals.view(), ReduceOp::Sum, {"all_reduce grad_norm", {}});
 }
 
-void ShardedModel::step(const optim::AdamWOptions& options, double lr, std::int64_t step,
-                        const Tensor& factor) {
+void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options) {
   require(!whole_, "an optimizer step between gather_all() and end_evaluation()");
-  create_optimizer_state();
+  create_optimizer_state(optimizer);
+  if (before_update_) before_update_();
   const Range range(*context_, "optimizer");
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
     if (!unit.is_trainable()) continue;
     const Tensor copy = unit.copy_of_master();
-    optim::adamw_step(options, decay_[u], unit.master(), unit.gradient(), exp_avg_[u],
-                      exp_avg_sq_[u], lr, step, factor, copy, hash_text(unit.name()),
-                      unit.segment_begin());
+    optimizer.update({.layout = unit.layout(),
+                      .first = unit.segment_begin(),
+                      .param = unit.master(),
+                      .grad = unit.gradient(),
+                      .state = state_[u],
+                      .copy = copy},
+                     options);
     unit.master_changed(copy.defined());
   }
 }

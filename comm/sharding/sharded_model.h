@@ -9,7 +9,7 @@
 
 #include "comm/sharding/flat_unit.h"
 #include "core/nn/unit.h"
-#include "core/optim/adamw.h"
+#include "core/optim/optimizer.h"
 
 namespace tessera {
 class Range;
@@ -37,22 +37,29 @@ class ShardedModel final : public nn::UnitRuntime {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
+  nn::Module& module() const { return model_; }
+  const Mesh& mesh() const { return mesh_; }
+  const std::shared_ptr<Context>& context() const { return context_; }
   const ShardSpec& spec() const { return spec_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
 
   /// Sets this rank's master values from `source`.
   void load(const ParameterSource& source);
-  /// Creates zero moments; step() calls it on first use.
-  void create_optimizer_state();
-  bool has_optimizer_state() const { return !exp_avg_.empty(); }
+  /// Sets the masters to the parameters' initial values, which depend on seed and names only.
+  void initialize(std::uint64_t seed);
+  /// Creates the optimizer's state tensors, with zeros; step() calls it on first use.
+  /// @throws InvalidArgument if there are tensors of other names
+  void create_optimizer_state(const optim::Optimizer& optimizer);
+  /// Names of the optimizer's state tensors; empty before create_optimizer_state().
+  const std::vector<std::string>& state_names() const { return state_names_; }
 
   /// A contiguous range of a parameter on this rank.
   struct Piece {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
     Tensor master{};                  ///< [end - begin], master dtype
-    /// [end - begin] f32; undefined without optimizer state, and for frozen parameters
-    Tensor exp_avg{}, exp_avg_sq{};
+    /// [end - begin] f32, in the order of state_names(); empty for frozen parameters
+    std::vector<Tensor> state{};
   };
   /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
   /// one piece of one rank, whatever is replicated.
@@ -68,6 +75,9 @@ class ShardedModel final : public nn::UnitRuntime {
     observer_ = std::move(observer);
   }
 
+  /// Sets a callback that step() calls before values change; empty: none.
+  void before_update(std::function<void()> callback) { before_update_ = std::move(callback); }
+
   void begin_micro_batch(bool first, bool last);
   /// @throws InvalidArgument naming a unit that ran forward but was not reached by backward
   void end_micro_batch();
@@ -75,11 +85,8 @@ class ShardedModel final : public nn::UnitRuntime {
   /// @param totals  [n] f64: element 0 becomes the sum of squares of all gradients, the others (the
   ///   trainer's loss and flags) become sums over ranks
   void sum_totals(const Tensor& totals);
-  /// One AdamW step on this rank's segments. Bf16 master weights are rounded stochastically, with
-  /// random numbers that depend on the context's rng_step() and not on the world size.
-  /// @param step    from 1
-  /// @param factor  see optim::adamw_step
-  void step(const optim::AdamWOptions& options, double lr, std::int64_t step, const Tensor& factor);
+  /// One optimizer step on this rank's segments.
+  void step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options);
 
   /// Call it before each forward pass without backward, and end_evaluation() after the last one.
   void begin_evaluation();
@@ -118,11 +125,12 @@ class ShardedModel final : public nn::UnitRuntime {
   ShardSpec spec_;
   std::shared_ptr<Context> context_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
-  std::vector<std::vector<optim::DecayRange>> decay_;
-  std::vector<Tensor> exp_avg_, exp_avg_sq_;
+  std::vector<std::string> state_names_;
+  std::vector<std::vector<Tensor>> state_;      // by unit
   Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
+  std::function<void()> before_update_;
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
   std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;

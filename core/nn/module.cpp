@@ -23,6 +23,12 @@ Module::Module(Module& parent, std::string_view name)
   parent.children_.push_back(this);
 }
 
+std::int64_t Module::parameter_count() const {
+  std::int64_t count = 0;
+  for (const Parameter* p : parameters_) count += p->tensor.numel();
+  return count;
+}
+
 std::string Module::path_of(std::string_view member) const {
   if (path_.empty()) return std::string(member);
   return fmt::format("{}.{}", path_, member);

@@ -48,6 +48,8 @@ class Module {
   std::string path_of(std::string_view member) const;
   /// All parameters of the tree below, in order of construction.
   const std::vector<Parameter*>& parameters() const { return parameters_; }
+  /// Number of weights below.
+  std::int64_t parameter_count() const;
   const std::vector<Parameter*>& own_parameters() const { return own_parameters_; }
   const std::vector<Module*>& children() const { return children_; }
   /// True for nn::List, whose elements are the blocks of a model.

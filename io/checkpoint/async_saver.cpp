@@ -101,8 +101,8 @@ class Staging {
     const bool on_device = context_->device().type == DeviceType::CUDA;
     std::vector<Copy> copies;
     std::size_t at = 0;
-    for (auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
-      for (TensorPart& part : *parts) {
+    for (auto& [section, parts] : request.parts) {
+      for (TensorPart& part : parts) {
         const std::size_t bytes = bytes_of(part);
         const auto* from = static_cast<const std::byte*>(part.data);
         std::byte* const to = data_ + at;
@@ -176,8 +176,8 @@ struct AsyncSaver::State {
 
 std::size_t AsyncSaver::staging_bytes(const SaveRequest& request) {
   std::size_t bytes = 0;
-  for (const auto* parts : {&request.model, &request.exp_avg, &request.exp_avg_sq}) {
-    for (const TensorPart& part : *parts) bytes += padded(bytes_of(part));
+  for (const auto& [section, parts] : request.parts) {
+    for (const TensorPart& part : parts) bytes += padded(bytes_of(part));
   }
   return bytes;
 }

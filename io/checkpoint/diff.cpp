@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -146,8 +147,12 @@ class Comparison {
 
   DiffReport run() {
     compare_settings();
-    for (const Section section : kSections) {
-      if (section == Section::Model ? options_.model : options_.optimizer) match(section);
+    if (options_.model) match(kModelSection);
+    if (options_.optimizer) {
+      std::set<Section> states;
+      for (const CheckpointReader* reader : {&a_, &b_})
+        for (Section& section : reader->states()) states.insert(std::move(section));
+      for (const Section& section : states) match(section);
     }
     read();
     for (const Pair& pair : pairs_) {
@@ -174,12 +179,12 @@ class Comparison {
     }
   }
 
-  void match(Section section) {
+  void match(const Section& section) {
     const TensorMap &a = a_.tensors(section), &b = b_.tensors(section);
     const auto note = [&](const std::string& name, TensorDifference::Kind kind,
                           const TensorRecord* x, const TensorRecord* y) {
       TensorDifference difference;
-      difference.name = fmt::format("{}/{}", section_name(section), name);
+      difference.name = fmt::format("{}/{}", section.name(), name);
       difference.kind = kind;
       if (x) difference.dtype_a = x->dtype, difference.shape_a = x->shape;
       if (y) difference.dtype_b = y->dtype, difference.shape_b = y->shape;

@@ -133,11 +133,12 @@ TensorRecord parse_tensor(const JsonReader& json, const CheckpointIndex& index) 
   return tensor;
 }
 
-std::string full_name(Section section, const std::string& name) {
-  return fmt::format("{}/{}", section_name(section), name);
+std::string full_name(const Section& section, const std::string& name) {
+  return fmt::format("{}/{}", section.name(), name);
 }
 
-TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Section section) {
+TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index,
+                        const Section& section) {
   TensorMap tensors;
   for (const auto& [name, value] : json.object().items()) {
     require<CorruptCheckpoint>(
@@ -155,29 +156,27 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index, Se
   return tensors;
 }
 
-// Checks that moments have the same names and shapes as `others`.
-void check_moments(const TensorMap& moments, Section section, const TensorMap& others,
-                   std::string_view kind, const std::string& source) {
-  for (const auto& [name, tensor] : moments) {
-    const auto other = others.find(name);
-    require<CorruptCheckpoint>(other != others.end(), "{}: {} of {} has no counterpart in {}",
-                               source, section_name(section), name, kind);
-    require<CorruptCheckpoint>(
-        other->second.shape == tensor.shape, "{}: {} of {} has shape {}, but {} in {}", source,
-        section_name(section), name, tensor.shape, other->second.shape, kind);
-  }
-  for (const auto& [name, tensor] : others) {
-    require<CorruptCheckpoint>(moments.contains(name), "{}: {} lacks {}, which {} has", source,
-                               section_name(section), name, kind);
-  }
-}
-
+// Checks that the state tensors belong to the same weights, and have their shapes. Frozen weights
+// have none.
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
-  const OptimizerSection& optimizer = *index.optimizer;
-  check_moments(optimizer.exp_avg, Section::ExpAvg, optimizer.exp_avg_sq, "optimizer/exp_avg_sq",
-                source);
-  if (index.model && !optimizer.exp_avg.empty()) {
-    check_moments(optimizer.exp_avg, Section::ExpAvg, *index.model, "the model", source);
+  const auto& states = index.optimizer->state;
+  const auto check_within = [&](const std::string& state, const TensorMap& tensors,
+                                const TensorMap& others, const std::string& where) {
+    for (const auto& [name, tensor] : tensors) {
+      const auto other = others.find(name);
+      require<CorruptCheckpoint>(other != others.end(),
+                                 "{}: optimizer/{} of {} has no counterpart in {}", source, state,
+                                 name, where);
+      require<CorruptCheckpoint>(other->second.shape == tensor.shape,
+                                 "{}: optimizer/{} of {} has shape {}, but {} in {}", source, state,
+                                 name, tensor.shape, other->second.shape, where);
+    }
+  };
+  for (const auto& [state, tensors] : states) {
+    const auto& [first, in_first] = *states.begin();
+    check_within(state, tensors, in_first, "optimizer/" + first);
+    check_within(first, in_first, tensors, "optimizer/" + state);
+    if (index.model) check_within(state, tensors, *index.model, "the model");
   }
 }
 
@@ -191,18 +190,28 @@ bool is_time(std::string_view text) {
 
 }  // namespace
 
-std::string_view section_name(Section section) {
-  constexpr std::string_view kNames[] = {"model", "optimizer/exp_avg", "optimizer/exp_avg_sq"};
-  return kNames[static_cast<std::size_t>(section)];
+bool is_state_name(std::string_view name) {
+  return !name.empty() && name.size() <= 100 && std::ranges::all_of(name, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+  });
 }
 
-const TensorMap* CheckpointIndex::tensors(Section section) const {
-  if (section == Section::Model) return model ? &*model : nullptr;
+std::vector<Section> CheckpointIndex::tensor_sections() const {
+  std::vector<Section> sections;
+  if (model) sections.push_back(kModelSection);
+  if (optimizer)
+    for (const auto& [name, tensors] : optimizer->state) sections.push_back({name});
+  return sections;
+}
+
+const TensorMap* CheckpointIndex::tensors(const Section& section) const {
+  if (section.is_model()) return model ? &*model : nullptr;
   if (!optimizer) return nullptr;
-  return section == Section::ExpAvg ? &optimizer->exp_avg : &optimizer->exp_avg_sq;
+  const auto found = optimizer->state.find(section.state);
+  return found == optimizer->state.end() ? nullptr : &found->second;
 }
 
-TensorMap* CheckpointIndex::tensors(Section section) {
+TensorMap* CheckpointIndex::tensors(const Section& section) {
   return const_cast<TensorMap*>(std::as_const(*this).tensors(section));
 }
 
@@ -299,15 +308,18 @@ CheckpointIndex parse_index(std::string_view text, const std::string& source) {
   }
   const JsonReader sections = root.at("sections");
   if (sections.has("model")) {
-    index.model = parse_tensors(sections.at("model").at("tensors"), index, Section::Model);
+    index.model = parse_tensors(sections.at("model").at("tensors"), index, kModelSection);
   }
   if (sections.has("optimizer")) {
     const JsonReader optimizer = sections.at("optimizer");
     const JsonReader tensors = optimizer.at("tensors");
-    index.optimizer =
-        OptimizerSection{optimizer.at("hyper").at("step").integer(),
-                         parse_tensors(tensors.at("exp_avg"), index, Section::ExpAvg),
-                         parse_tensors(tensors.at("exp_avg_sq"), index, Section::ExpAvgSq)};
+    index.optimizer = OptimizerSection{optimizer.at("hyper").at("step").integer(), {}};
+    for (const auto& [state, value] : tensors.object().items()) {
+      require<CorruptCheckpoint>(is_state_name(state),
+                                 "{}: state {}: expected 1 to 100 letters, digits or '_'",
+                                 tensors.where(), Json(state).dump());
+      index.optimizer->state[state] = parse_tensors(tensors.at(state), index, {state});
+    }
     check_optimizer(index, source);
   }
   if (sections.has("trainer")) {
@@ -327,10 +339,11 @@ std::string format_index(const CheckpointIndex& index) {
   Json sections = Json::object();
   if (index.model) sections["model"] = {{"tensors", tensors_to_json(*index.model)}};
   if (index.optimizer) {
+    Json states = Json::object();
+    for (const auto& [state, tensors] : index.optimizer->state)
+      states[state] = tensors_to_json(tensors);
     sections["optimizer"] = {{"hyper", {{"step", index.optimizer->step}}},
-                             {"tensors",
-                              {{"exp_avg", tensors_to_json(index.optimizer->exp_avg)},
-                               {"exp_avg_sq", tensors_to_json(index.optimizer->exp_avg_sq)}}}};
+                             {"tensors", std::move(states)}};
   }
   if (index.trainer) {
     sections["trainer"] = {{"file", index.trainer->file},

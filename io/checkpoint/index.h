@@ -21,17 +21,25 @@ inline constexpr int kCheckpointVersion = 1;
 inline constexpr int kMaxWorldSize = 99'999;  // names of shards have five digits
 inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 
-/// Role of a tensor: a weight, or one of the two Adam moments, which share the optimizer section.
-enum class Section { Model, ExpAvg, ExpAvgSq };
-inline constexpr Section kSections[] = {Section::Model, Section::ExpAvg, Section::ExpAvgSq};
-/// "model", "optimizer/exp_avg" or "optimizer/exp_avg_sq"; the prefix of tensor names in shards.
-std::string_view section_name(Section section);
+/// Role of a tensor: a weight, or a state tensor that the optimizer keeps for a weight.
+struct Section {
+  std::string state;  ///< "exp_avg"; empty: weights
+  bool is_model() const { return state.empty(); }
+  /// "model" or "optimizer/STATE": the prefix of tensor names in shards.
+  std::string name() const { return is_model() ? "model" : "optimizer/" + state; }
+  auto operator<=>(const Section&) const = default;
+};
+inline const Section kModelSection;
+
+/// Whether a name of an optimizer's state tensor is valid: 1 to 100 letters, digits or '_'.
+bool is_state_name(std::string_view name);
 
 using TensorMap = std::map<std::string, TensorRecord>;
 
 struct OptimizerSection {
   std::int64_t step = 0;  ///< updates made so far, for bias correction
-  TensorMap exp_avg, exp_avg_sq;
+  std::map<std::string, TensorMap>
+      state;  ///< by name of the state tensor; the same weights in each
 };
 
 /// The header of a shard: all bytes before its tensor data.
@@ -60,9 +68,11 @@ struct CheckpointIndex {
   std::optional<OptimizerSection> optimizer;
   std::optional<TrainerSection> trainer;
 
+  /// The model, if present, then the optimizer's state tensors.
+  std::vector<Section> tensor_sections() const;
   /// Null if the checkpoint has no such section.
-  const TensorMap* tensors(Section section) const;
-  TensorMap* tensors(Section section);
+  const TensorMap* tensors(const Section& section) const;
+  TensorMap* tensors(const Section& section);
 };
 
 /// Thrown for an inconsistent index entry of one tensor.

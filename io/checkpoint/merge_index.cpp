@@ -31,16 +31,17 @@ void IndexMerger::add(const std::string& shard, std::string_view text, const std
 }
 
 CheckpointIndex IndexMerger::finish(const CheckpointIndex& frame, const std::string& source) {
-  const auto take = [&](Section section) {
-    Json& tensors = tensors_[std::string(section_name(section))];
-    return tensors.is_null() ? Json::object() : std::move(tensors);
-  };
-  sections["model"] = {{"tensors", take(Section::Model)}};
-  Json exp_avg = take(Section::ExpAvg), exp_avg_sq = take(Section::ExpAvgSq);
-  if (!exp_avg.empty() || !exp_avg_sq.empty()) {
-    sections["optimizer"] = {
-        {"hyper", {{"step", frame.step}}},
-        {"tensors", {{"exp_avg", std::move(exp_avg)}, {"exp_avg_sq", std::move(exp_avg_sq)}}}};
+  sections["model"] = {{"tensors", Json::object()}};
+  for (const auto& item : tensors_.items()) {
+    const std::string& name = item.key();
+    Json& tensors = item.value();
+    constexpr std::string_view kOptimizer = "optimizer/";
+    if (name == kModelSection.name()) {
+      sections["model"]["tensors"] = std::move(tensors);
+    } else if (name.starts_with(kOptimizer)) {
+      sections["optimizer"]["hyper"]["step"] = frame.step;
+      sections["optimizer"]["tensors"][name.substr(kOptimizer.size())] = std::move(tensors);
+    }
   }
   Json json = Json::parse(format_index(frame));
   // Parses without the checksum, because it is over the frame only.

@@ -24,7 +24,7 @@ struct IndexMerger {
   CheckpointIndex finish(const CheckpointIndex& frame, const std::string& source);
 
  private:
-  Json tensors_ = Json::object();  // by section_name() and name
+  Json tensors_ = Json::object();  // by Section::name() and name
 };
 
 }  // namespace tessera::io

@@ -1,5 +1,7 @@
 #include "io/checkpoint/reader.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -14,9 +16,18 @@ namespace {
 
 constexpr std::int64_t kBuffer = std::int64_t{1} << 20;
 
-std::string missing_section(const fs::path& path, Section section, const CheckpointIndex& index) {
-  if (section == Section::Model) {
+std::string missing_section(const fs::path& path, const Section& section,
+                            const CheckpointIndex& index) {
+  if (section.is_model()) {
     return fmt::format("checkpoint {} has no model section", path.string());
+  }
+  if (index.optimizer && !index.optimizer->state.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, tensors] : index.optimizer->state) names.push_back(name);
+    return fmt::format(
+        "checkpoint {} has no optimizer state {}: it was saved with another optimizer, which has "
+        "{}; continue with that, or start from its weights with --model.init_from",
+        path.string(), section.state, fmt::join(names, ", "));
   }
   std::string text = fmt::format(
       "checkpoint {} holds no optimizer state (it was saved with checkpoint.what=model); start "
@@ -100,23 +111,28 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
       throw CorruptFile(file, fmt::format("{} {}", path.string(), difference));
     }
   }
-  for (const Section section : kSections) {
-    if (index.tensors(section) != nullptr)
-      state->sources.try_emplace(section, state->path, index, section, true);
-  }
+  for (const Section& section : index.tensor_sections())
+    state->sources.try_emplace(section, state->path, index, section, true);
   return CheckpointReader(std::move(state));
 }
 
 const fs::path& CheckpointReader::path() const { return state_->path; }
 const CheckpointIndex& CheckpointReader::index() const { return state_->index; }
 
-const TensorMap& CheckpointReader::tensors(Section section) const {
+const TensorMap& CheckpointReader::tensors(const Section& section) const {
   const TensorMap* tensors = index().tensors(section);
   if (!tensors) throw InvalidArgument("{}", missing_section(path(), section, index()));
   return *tensors;
 }
 
-const TensorSource& CheckpointReader::source(Section section) const {
+std::vector<Section> CheckpointReader::states() const {
+  std::vector<Section> sections = index().tensor_sections();
+  std::erase(sections, kModelSection);
+  if (sections.empty()) throw InvalidArgument("{}", missing_section(path(), {"any"}, index()));
+  return sections;
+}
+
+const TensorSource& CheckpointReader::source(const Section& section) const {
   tensors(section);  // throws if absent
   return state_->sources.at(section);
 }
@@ -135,7 +151,7 @@ std::string CheckpointReader::trainer_json() const {
 std::string CheckpointReader::digest() const {
   std::uint64_t digest = 0;
   const auto add = [&](std::string_view text) { digest = crc64(text.data(), text.size(), digest); };
-  for (const auto& [name, record] : tensors(Section::Model)) {
+  for (const auto& [name, record] : tensors(kModelSection)) {
     std::uint64_t crc = 0;
     if (const auto known = tensor_checksum(record)) {
       crc = *known;
@@ -144,7 +160,7 @@ std::string CheckpointReader::digest() const {
       std::vector<char> buffer(static_cast<std::size_t>(std::min(size, step) * record.width()));
       for (std::int64_t begin = 0; begin < size; begin += step) {
         const std::int64_t end = std::min(size, begin + step);
-        read(Section::Model, name, begin, end, buffer.data(), record.dtype);
+        read(kModelSection, name, begin, end, buffer.data(), record.dtype);
         crc = crc64(buffer.data(), static_cast<std::size_t>((end - begin) * record.width()), crc);
       }
     }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "io/base/file.h"
@@ -38,16 +39,19 @@ class CheckpointReader {
 
   const fs::path& path() const;
   const CheckpointIndex& index() const;
-  bool has(Section section) const { return index().tensors(section) != nullptr; }
+  bool has(const Section& section) const { return index().tensors(section) != nullptr; }
 
   /// Tensors of a section by name. @throws InvalidArgument, with advice, if the checkpoint lacks
   /// the section
-  const TensorMap& tensors(Section section) const;
+  const TensorMap& tensors(const Section& section) const;
+
+  /// Sections of optimizer state. @throws InvalidArgument, with advice, if there are none
+  std::vector<Section> states() const;
 
   /// Tensors of a section as a source for the pump; valid while this reader or a copy exists.
   /// @throws as tensors()
-  const TensorSource& source(Section section) const;
-  void read(Section section, const std::string& name, std::int64_t begin, std::int64_t end,
+  const TensorSource& source(const Section& section) const;
+  void read(const Section& section, const std::string& name, std::int64_t begin, std::int64_t end,
             void* out, DType dtype) const {
     source(section).read(name, begin, end, out, dtype);
   }

@@ -35,12 +35,6 @@ std::string unit_of(std::string_view name) {
   return begin == 0 ? "root" : std::string(name.substr(0, begin - 1));
 }
 
-std::vector<Section> sections_of(const CheckpointIndex& index) {
-  std::vector<Section> sections(std::begin(kSections), std::end(kSections));
-  std::erase_if(sections, [&](Section section) { return index.tensors(section) == nullptr; });
-  return sections;
-}
-
 // Host name, with the characters that run ids do not allow replaced by '-'.
 std::string host_name() {
   std::array<char, 65> buffer{};
@@ -62,7 +56,7 @@ class Reshard {
         prefix_(fmt::format("{}.reshard-{}-", checkpoint_name(index_.step), host_name())),
         attempt_(dir / fmt::format("{}{}.tmp", prefix_, ::getpid())),
         target_(dir / checkpoint_name(index_.step)),
-        sections_(sections_of(index_)) {}
+        sections_(index_.tensor_sections()) {}
 
   ReshardReport run() {
     const auto start = std::chrono::steady_clock::now();
@@ -116,11 +110,11 @@ class Reshard {
       for (const ShardLayout& layout : layouts) {
         for (const SlotRange& range : layout.ranges_of_rank(rank)) {
           const std::string& name = layout.slots()[static_cast<std::size_t>(range.slot)].name;
-          for (const Section section : sections_) {
+          for (const Section& section : sections_) {
             const auto tensor = index_.tensors(section)->find(name);
             if (tensor == index_.tensors(section)->end()) continue;
             const DType dtype = tensor->second.dtype;
-            specs.push_back({fmt::format("{}/{}", section_name(section), name), dtype,
+            specs.push_back({fmt::format("{}/{}", section.name(), name), dtype,
                              Shape{range.end - range.begin}});
             parts.push_back({&source_.source(section), name, range.begin, range.end, dtype});
           }
@@ -176,7 +170,7 @@ class Reshard {
     index.tessera_version = TESSERA_VERSION;
     index.files.clear();
     index.headers.clear();
-    for (const Section section : sections_) {
+    for (const Section& section : sections_) {
       for (auto& [name, tensor] : *index.tensors(section)) tensor.chunks.clear();
     }
     for (const OutputFile& output : outputs_) {
@@ -201,17 +195,17 @@ class Reshard {
 
   Section section_of(const OutputPart& part) const {
     return *std::ranges::find_if(
-        sections_, [&](Section section) { return &source_.source(section) == part.source; });
+        sections_, [&](const Section& section) { return &source_.source(section) == part.source; });
   }
 
   // Checks that the checksum of each tensor is the same from its old and from its new chunks.
   void check_result(const CheckpointIndex& result) const {
-    for (const Section section : sections_) {
+    for (const Section& section : sections_) {
       for (const auto& [name, tensor] : *index_.tensors(section)) {
         const auto before = tensor_checksum(tensor);
         require<InternalError>(
             !before || before == tensor_checksum(result.tensors(section)->at(name)),
-            "{}/{} has another checksum after resharding", section_name(section), name);
+            "{}/{} has another checksum after resharding", section.name(), name);
       }
     }
   }
@@ -252,7 +246,7 @@ class Reshard {
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order) {
   std::map<std::string, Shape> left;  // tensors of all sections not yet added to a unit
-  for (const Section section : sections_of(index)) {
+  for (const Section& section : index.tensor_sections()) {
     for (const auto& [name, tensor] : *index.tensors(section)) left.emplace(name, tensor.shape);
   }
   std::vector<std::pair<std::string, std::vector<ShardLayout::Parameter>>> units;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -34,9 +35,9 @@ struct SaveRequest {
   int rank = 0;
   int world_size = 1;
   std::string run_id;  ///< letters, digits, '.', '_', '-'
-  std::vector<TensorPart> model;
-  std::vector<TensorPart> exp_avg, exp_avg_sq;  ///< empty on all ranks to save weights only
-  std::string model_config = "{}";              ///< JSON of the "model" section; rank 0's is saved
+  /// Without sections of optimizer state on all ranks, weights only are saved.
+  std::map<Section, std::vector<TensorPart>> parts;
+  std::string model_config = "{}";  ///< JSON of the "model" section; rank 0's is saved
   /// Replicated state of the training loop. Of the ranks that pass it, the one with the smallest
   /// shard writes it (the last one on ties). Empty on all ranks: no trainer section.
   std::string trainer_json;

@@ -26,8 +26,8 @@ SafetensorsHeader read_shard_header(const File& file, const std::string& name,
   return header;
 }
 
-SectionSource::SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
-                             bool check_headers)
+SectionSource::SectionSource(const fs::path& dir, const CheckpointIndex& index,
+                             const Section& section, bool check_headers)
     : dir_(dir), index_(index), section_(section), check_headers_(check_headers) {
   for (const auto& [name, record] : *index.tensors(section)) {
     tensors_.push_back({name, record.shape, record.dtype});
@@ -38,7 +38,7 @@ std::shared_ptr<const TensorRecord> SectionSource::record(const std::string& nam
   const TensorMap& all = *index_.tensors(section_);
   const auto found = all.find(name);
   require(found != all.end(), "checkpoint {} holds no tensor {} in section {}", dir_.string(), name,
-          section_name(section_));
+          section_.name());
   return {std::shared_ptr<const void>(), &found->second};  // the index owns it
 }
 
@@ -58,7 +58,7 @@ File SectionSource::open_file(const std::string& name) const {
 }
 
 std::string SectionSource::title(const std::string& name) const {
-  return fmt::format("{}/{}", section_name(section_), name);
+  return fmt::format("{}/{}", section_.name(), name);
 }
 
 }  // namespace tessera::io

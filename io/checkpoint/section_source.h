@@ -24,7 +24,7 @@ class SectionSource : public TensorSource {
  public:
   /// @param dir, index     must outlive this
   /// @param check_headers  compare each shard's header with the index on open
-  SectionSource(const fs::path& dir, const CheckpointIndex& index, Section section,
+  SectionSource(const fs::path& dir, const CheckpointIndex& index, const Section& section,
                 bool check_headers);
 
   const fs::path& path() const override { return dir_; }

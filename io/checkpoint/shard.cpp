@@ -17,11 +17,6 @@ constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
 // Estimate: 250 bytes in the rank's part of the index and 400 in the merged index.
 constexpr std::int64_t kIndexBytesPerChunk = 650;
 
-const std::vector<TensorPart>& parts_of(const SaveRequest& request, Section section) {
-  if (section == Section::Model) return request.model;
-  return section == Section::ExpAvg ? request.exp_avg : request.exp_avg_sq;
-}
-
 void check_part(const TensorPart& part) {
   const std::int64_t size = numel(part.shape);
   require(part.begin >= 0 && part.begin <= part.end && part.end <= size,
@@ -89,8 +84,10 @@ ShardPlan plan_shard(const SaveRequest& request) {
   ShardPlan plan;
   std::vector<SafetensorsSpec> specs;
   std::vector<ShardPlan::Entry> stored;
-  for (const Section section : kSections) {
-    for (const TensorPart& part : parts_of(request, section)) {
+  for (const auto& [section, parts] : request.parts) {
+    require(section.is_model() || is_state_name(section.state),
+            "optimizer state '{}': expected 1 to 100 letters, digits or '_'", section.state);
+    for (const TensorPart& part : parts) {
       check_part(part);
       const TensorRecord tensor{part.dtype, part.shape, {}};
       require(plan.tensors[section].emplace(part.name, tensor).second, "{} has two parts of {}",
@@ -98,7 +95,7 @@ ShardPlan plan_shard(const SaveRequest& request) {
       plan.index_bytes += kIndexBytesPerChunk * (1 + byte_count(part) / smallest) +
                           static_cast<std::int64_t>(part.name.size());
       if (part.begin == part.end) continue;
-      specs.push_back({fmt::format("{}/{}", section_name(section), part.name), part.dtype,
+      specs.push_back({fmt::format("{}/{}", section.name(), part.name), part.dtype,
                        Shape{part.end - part.begin}});
       stored.push_back({section, &part});
     }
@@ -135,7 +132,7 @@ std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::
   request.pass("shard-synced");
   Json sections = Json::object();
   for (const auto& [section, named] : tensors) {
-    sections[std::string(section_name(section))] = tensors_to_json(named);
+    sections[section.name()] = tensors_to_json(named);
   }
   const std::uint64_t crc = crc64(plan.preamble.data(), plan.preamble.size());
   const Json part{{"size", plan.file_bytes},

@@ -25,7 +25,7 @@ std::int64_t chunk_bytes_of(std::int64_t total, std::int64_t wanted);
 
 struct ShardPlan {
   struct Entry {
-    Section section = Section::Model;
+    Section section;
     const TensorPart* part = nullptr;  ///< in the request
     std::int64_t begin = 0;            ///< first byte in the file
   };
@@ -43,8 +43,7 @@ ShardPlan plan_shard(const SaveRequest& request);
 /// Writes this rank's shard into `dir`, in chunks of at most `chunk_bytes`, and syncs file and
 /// directory.
 /// @return JSON of the rank's part of the index: {"size": bytes, "header": {size, checksum},
-///         "sections": {"model": {NAME: {dtype, shape, chunks}}, "optimizer/exp_avg": ...,
-///         "optimizer/exp_avg_sq": ...}}
+///         "sections": {"model": {NAME: {dtype, shape, chunks}}, "optimizer/STATE": ...}}
 /// @throws IoError
 std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::int64_t chunk_bytes,
                         const fs::path& dir);

@@ -59,8 +59,7 @@ class Verification {
  public:
   Verification(const fs::path& dir, const CheckpointIndex& index, const VerifyOptions& options)
       : dir_(dir), index_(index), options_(options) {
-    for (const Section section : kSections) {
-      if (index.tensors(section) == nullptr) continue;
+    for (const Section& section : index.tensor_sections()) {
       const auto& source = sources_.emplace_back(
           std::make_unique<SectionSource>(dir, index, section, /*check_headers=*/false));
       for (const TensorInfo& info : source->tensors()) add(*source, info.name);

@@ -50,12 +50,11 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   }
   result.config = std::make_shared<const Json>(parse_json(reader.index().model_config, "model"));
   if (!wants_optimizer(options)) return;
-  for (const Section section : {Section::ExpAvg, Section::ExpAvgSq}) {
-    const char* const prefix = section == Section::ExpAvg ? "exp_avg/" : "exp_avg_sq/";
+  for (const Section& section : reader.states()) {
     const TensorSource& source = reader.source(section);
     for (const TensorInfo& info : source.tensors()) {
-      result.optimizer.push_back(
-          {prefix + info.name, info.shape, info.dtype, info.dtype, &source, info.name});
+      result.optimizer.push_back({section.state + "/" + info.name, info.shape, info.dtype,
+                                  info.dtype, &source, info.name});
     }
   }
 }

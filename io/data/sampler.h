@@ -11,29 +11,41 @@ enum class DataOrder : std::uint8_t { Shuffled, Sequential };
 /// "shuffled" or "sequential". @throws InvalidArgument
 DataOrder parse_data_order(std::string_view name);
 
-/// Maps a global sample number to a row of seq_len + 1 tokens. Depends only on seed and sample, so
-/// that the number of the next sample is the whole data state of a run, at any world size.
+/// Rows of tokens, each a function of its global sample number, so that the number of the next
+/// sample is the whole data state of a run, at any world size.
+class Samples {
+ public:
+  virtual ~Samples() = default;
+  /// Tokens per row.
+  virtual std::int64_t seq_len() const = 0;
+  virtual std::int64_t samples_per_epoch() const = 0;
+  /// Writes samples [first, first + rows) as inputs and targets, [rows, seq_len] each. Called on
+  /// any thread, by one at a time.
+  virtual void fill_batch(std::int64_t first, std::int64_t rows, std::int32_t* inputs,
+                          std::int32_t* targets) const = 0;
+};
+
+/// Maps a global sample number to a row of seq_len + 1 tokens. Depends only on seed and sample.
 ///
 /// An epoch has samples_per_epoch() rows; sample s belongs to epoch s / samples_per_epoch().
 ///   Sequential  row i starts at token i * seq_len; an incomplete last row is dropped.
 ///   Shuffled    each epoch shifts the windows by an offset in [0, seq_len) and visits every window
 ///               once, in the order of a keyed permutation.
-class Sampler {
+class Sampler final : public Samples {
  public:
   /// @param name  of the source in messages
   /// @throws InvalidArgument unless seq_len >= 1 and the source has seq_len + 1 tokens or more
   Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, std::uint64_t seed,
           std::string_view name = "the data");
 
-  std::int64_t seq_len() const { return seq_len_; }
-  std::int64_t samples_per_epoch() const { return windows_; }
+  std::int64_t seq_len() const override { return seq_len_; }
+  std::int64_t samples_per_epoch() const override { return windows_; }
   /// Position of the first token of a sample's row. @throws InvalidArgument if sample < 0
   std::int64_t first_token(std::int64_t sample) const;
-  /// Samples [first_sample, first_sample + rows) as inputs and targets, [rows, seq_len] each:
-  /// tokens 0 .. seq_len - 1 and 1 .. seq_len of each row.
+  /// Inputs are tokens 0 .. seq_len - 1 of each row, targets tokens 1 .. seq_len.
   /// @throws IoError from the source
   void fill_batch(std::int64_t first_sample, std::int64_t rows, std::int32_t* inputs,
-                  std::int32_t* targets) const;
+                  std::int32_t* targets) const override;
 
  private:
   TokenSourcePtr source_;

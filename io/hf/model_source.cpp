@@ -15,7 +15,7 @@ class CheckpointSource final : public ModelSource {
  public:
   CheckpointSource(const CheckpointReader& reader, LoadPolicy policy)
       : reader_(reader),
-        weights_(reader_.source(Section::Model)),
+        weights_(reader_.source(kModelSection)),
         config_(Json::parse(reader_.index().model_config)) {
     if (policy == LoadPolicy::Exact)
       match_tensors(gpt2_tensors(config()), tensors(), path().string());

@@ -76,8 +76,9 @@ TEST_CASE("a step updates every element by AdamW, with decay only where configur
   const Tensor exp_avg = make(0.0);
   const Tensor exp_avg_sq = make(0.0);
   const optim::AdamWOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  optim::adamw_step(options, optim::decay_ranges(kLayout, 0, n), param, grad, exp_avg, exp_avg_sq,
-                    0.01, 1, Tensor::full(context, {1}, DType::F32, 0.5));
+  optim::AdamW(options).update(
+      {.layout = kLayout, .param = param, .grad = grad, .state = {exp_avg, exp_avg_sq}},
+      {.lr = 0.01, .step = 1, .factor = Tensor::full(context, {1}, DType::F32, 0.5)});
   // The first update is lr * g / |g|, whatever the gradient's magnitude.
   const auto values = param.to_vector<float>();
   CHECK(values[0] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
@@ -97,9 +98,11 @@ TEST_CASE("adamw refuses invalid arguments by name") {
                            const Tensor& copy, std::int64_t step, double beta2, const char* what,
                            double eps = 1e-8) {
     CAPTURE(what);
-    CHECK_THROWS_WITH_AS(optim::adamw_step({.beta2 = beta2, .eps = eps}, {}, param, grad, make(4),
-                                           make(4), 0.01, step, factor, copy),
-                         doctest::Contains(what), InvalidArgument);
+    const auto update = [&] {
+      const optim::AdamW adamw({.beta2 = beta2, .eps = eps});
+      adamw.update({kLayout, 0, param, grad, {make(4), make(4)}, copy}, {0.01, step, factor});
+    };
+    CHECK_THROWS_WITH_AS(update(), doctest::Contains(what), InvalidArgument);
   };
   const Tensor good = make(4), one = make(1);
   refuses(good, make(5), one, {}, 1, 0.9, "grad must have shape [4], got [5]");

@@ -14,12 +14,14 @@
 #include "core/autograd/autograd.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
+#include "core/optim/adamw.h"
+#include "models/gpt2.h"
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
+#include "tests/support/loss.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/paths.h"
 #include "tests/support/shard_modes.h"
-#include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
 using namespace tessera::test;
@@ -84,7 +86,7 @@ void collect(comm::ShardedModel& sharded, Outcome& outcome, std::mutex& mutex) {
   }
 }
 
-Outcome train(const Golden& golden, const Setting& setting) {
+Outcome train_ranks(const Golden& golden, const Setting& setting) {
   Outcome outcome;
   std::mutex mutex;
   auto group = std::make_shared<comm::ThreadGroup>(setting.world);
@@ -94,7 +96,7 @@ Outcome train(const Golden& golden, const Setting& setting) {
                                            : comm::make_threads_communicator(group, rank);
     if (!setting.plugin.empty())
       communicator = comm::make_host_staged_communicator(std::move(communicator), context);
-    models::Gpt2Config config = golden.config;
+    models::Arch config = golden.config;
     config.dropout = setting.dropout;
     models::Gpt2 model(config);
     const comm::Mesh mesh = mesh_of(setting.mode, *communicator);
@@ -103,18 +105,18 @@ Outcome train(const Golden& golden, const Setting& setting) {
     sharded.load(golden.source());
     std::vector<std::uint16_t> tokens(golden.tokens.begin(), golden.tokens.end());
     const io::Sampler data(io::tokens_in_memory(tokens), golden.seq, io::DataOrder::Sequential, 1);
-    tools::TrainerOptions options;
-    options.global_batch = golden.batch;
-    options.micro_batch =
+    train::TrainerOptions options;
+    const std::int64_t micro_batch =
         setting.micro_batch > 0 ? setting.micro_batch : golden.batch / setting.world;
     model.set_recompute(setting.recompute ? nn::Recompute::Block : nn::Recompute::None);
     options.clip_norm = golden.clip_norm;
-    options.adamw = {golden.beta1, golden.beta2, golden.eps, golden.weight_decay};
+    const optim::AdamW adamw({golden.beta1, golden.beta2, golden.eps, golden.weight_decay});
+    train::Loader loader(data, *communicator, context, {golden.batch, micro_batch});
     options.schedule.lr = golden.lr;
-    tools::Trainer trainer(model, sharded, *communicator, context, options);
+    train::Trainer trainer(sharded, adamw, loss_of(model), options);
     for (std::int64_t step = 0; step < golden.steps; ++step) {
       const std::uint64_t waited = waits_for_fibers();
-      const auto result = trainer.step(step, step * golden.batch, data, [] { return 0; });
+      const auto result = trainer.step(step, step * golden.batch, loader, [] { return 0; });
       if (rank == 0) {
         outcome.waits.push_back(waits_for_fibers() - waited);
         outcome.loss.push_back(result.loss);
@@ -162,7 +164,7 @@ void check_training(const Golden& golden, const Setting& setting) {
   CAPTURE(setting.micro_batch);
   CAPTURE(dtype_name(setting.compute));
   const bool exact = setting.compute == DType::F32;
-  const Outcome outcome = train(golden, setting);
+  const Outcome outcome = train_ranks(golden, setting);
   REQUIRE(outcome.loss.size() == golden.loss.size());
   for (std::size_t i = 0; i < golden.loss.size(); ++i) {
     CAPTURE(i);
@@ -194,7 +196,7 @@ TEST_CASE("the host synchronizes with a device once per step") {
   const auto golden = load_golden("gpt2-odd");
   Setting setting{1, "full", true, 1, DType::BF16, fiber_plugin(), DType::BF16};
   setting.dropout = 0.1F;
-  const Outcome outcome = train(golden, setting);
+  const Outcome outcome = train_ranks(golden, setting);
   REQUIRE(outcome.waits.size() >= 3);
   for (const std::uint64_t waits : outcome.waits) CHECK(waits == 1);
 }
@@ -223,16 +225,16 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
       CAPTURE(world);
       Setting setting{world, "full", false, 0, DType::BF16};
       setting.master = DType::BF16;
-      const Outcome full = train(golden, setting);
+      const Outcome full = train_ranks(golden, setting);
       for (std::size_t i = 0; i < golden.loss.size(); ++i)
         CHECK(relative(full.loss[i], golden.loss[i]) < 1e-2);
       setting.mode = "none";
-      const Outcome none = train(golden, setting);
+      const Outcome none = train_ranks(golden, setting);
       CHECK(none.loss == full.loss);
       CHECK(none.weights == full.weights);
       setting.mode = "full";
       setting.master = DType::F32;
-      CHECK(train(golden, setting).weights != full.weights);
+      CHECK(train_ranks(golden, setting).weights != full.weights);
     }
   }
   // On a device, where the update is fused.
@@ -240,7 +242,7 @@ TEST_CASE("bf16 master weights match the reference losses, and round alike with 
   for (const std::string& plugin : plugins()) {
     Setting setting{1, "full", false, 0, DType::BF16, plugin};
     setting.master = DType::BF16;
-    const Outcome outcome = train(golden, setting);
+    const Outcome outcome = train_ranks(golden, setting);
     for (std::size_t i = 0; i < golden.loss.size(); ++i)
       CHECK(relative(outcome.loss[i], golden.loss[i]) < bound(plugin, 1e-2, DType::BF16));
   }

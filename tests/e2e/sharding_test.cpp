@@ -9,10 +9,12 @@
 #include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/threads.h"
+#include "core/optim/adamw.h"
+#include "models/gpt2.h"
 #include "tests/e2e/small_run.h"
+#include "tests/support/loss.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
-#include "tools/tessera/train/trainer.h"
 
 using namespace tessera;
 using namespace tessera::test;
@@ -25,7 +27,7 @@ struct Held {
 
 // Trains a small model for two steps, with ranks as threads.
 std::vector<Held> train_on_threads(int world, const std::string& mode, DType compute) {
-  const models::Gpt2Config config{
+  const models::Arch config{
       .n_layer = 3, .n_head = 2, .n_embd = 36, .vocab_size = 101, .seq_len = 16};
   std::vector<std::uint16_t> tokens(2000);
   for (std::size_t i = 0; i < tokens.size(); ++i)
@@ -43,21 +45,22 @@ std::vector<Held> train_on_threads(int world, const std::string& mode, DType com
       initialize_range(p, 7, begin, end, out);
     });
     const io::Sampler data(io::tokens_in_memory(tokens), 16, io::DataOrder::Sequential, 1);
-    tools::TrainerOptions options;
-    options.global_batch = 2 * world;
+    train::TrainerOptions options;
     options.schedule.lr = 1e-3;
-    tools::Trainer trainer(model, sharded, *communicator, context, options);
+    const optim::AdamW adamw;
+    train::Loader loader(data, *communicator, context, {.global_batch = 2 * world});
+    train::Trainer trainer(sharded, adamw, loss_of(model), options);
     const auto none = [] { return 0; };
-    trainer.step(0, 0, data, none);
+    trainer.step(0, 0, loader, none);
     // Every rank learns at once what any rank received, in a step and in an evaluation.
     const int last = rank + 1 == world;
-    CHECK(trainer.step(1, 2 * world, data, [&] { return last * SIGINT; }).stop_signal == SIGINT);
-    const auto whole = trainer.evaluate(data, 4, none);
+    CHECK(trainer.step(1, 2 * world, loader, [&] { return last * SIGINT; }).stop_signal == SIGINT);
+    const auto whole = trainer.evaluate(loader, 4, none);
     CHECK(whole.stop_signal == 0);
     CHECK(whole.loss > 1);
     int asked = 0;
     const auto in_third = [&] { return ++asked == 3 ? last * SIGTERM : 0; };
-    CHECK(trainer.evaluate(data, 4, in_third).stop_signal == SIGTERM);
+    CHECK(trainer.evaluate(loader, 4, in_third).stop_signal == SIGTERM);
     CHECK(asked == 3);
     const auto current = [&](MemoryCategory category) {
       return context->ledger().usage(category).current;

@@ -92,7 +92,7 @@ const SavedRun& saved_run(int world) {
 
 std::string content_of(const io::CheckpointReader& reader) {
   std::string content = reader.digest();
-  for (const io::Section section : io::kSections) {
+  for (const io::Section& section : reader.index().tensor_sections()) {
     if (!reader.has(section)) return content + " incomplete";
     for (const auto& [name, tensor] : reader.tensors(section)) {
       content += fmt::format(" {:x}", io::tensor_checksum(tensor).value());

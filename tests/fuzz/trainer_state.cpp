@@ -1,24 +1,26 @@
 // A checkpoint's trainer.json, and the model section of an index's configuration.
+#include "train/trainer_state.h"
+
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "models/arch.h"
 #include "tests/fuzz/fuzz.h"
-#include "tools/tessera/train/checkpoints.h"
 
 using namespace tessera;
 
 TESSERA_FUZZ_TARGET(trainer_state, "trainer_state") {
   fuzz::try_parse([&] {
-    const tools::TrainerState state =
-        tools::parse_trainer_state(std::string(fuzz::text_of(data, size)), "trainer.json");
+    const train::TrainerState state =
+        train::parse_trainer_state(std::string(fuzz::text_of(data, size)), "trainer.json");
     // An accepted state survives format and parse.
-    const std::string text = tools::format_trainer_state(state);
-    fuzz::expect(tools::format_trainer_state(tools::parse_trainer_state(text, "again")) == text);
+    const std::string text = train::format_trainer_state(state);
+    fuzz::expect(train::format_trainer_state(train::parse_trainer_state(text, "again")) == text);
     const auto config = nlohmann::json::parse(state.config);
     if (!config.is_object() || !config.contains("model")) return;
-    const auto model =
-        tools::model_section(tools::parse_model_section(config.at("model"), "trainer.json"));
-    fuzz::expect(tools::model_section(tools::parse_model_section(model, "again")) == model);
+    const std::string arch =
+        models::to_json(models::parse_arch(config.at("model").dump(), "trainer.json"));
+    fuzz::expect(models::to_json(models::parse_arch(arch, "again")) == arch);
   });
   return 0;
 }

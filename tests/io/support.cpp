@@ -92,10 +92,10 @@ io::SaveRequest make_request(const SampleModel& model, const io::fs::path& dir, 
         return io::TensorPart{slot.name,   slot.shape, DType::F32,
                               range.begin, range.end,  values.data() + range.begin};
       };
-      request.model.push_back(part(tensor.weight));
+      request.parts[io::kModelSection].push_back(part(tensor.weight));
       if (!options.optimizer) continue;
-      request.exp_avg.push_back(part(tensor.exp_avg));
-      request.exp_avg_sq.push_back(part(tensor.exp_avg_sq));
+      request.parts[io::Section{"exp_avg"}].push_back(part(tensor.exp_avg));
+      request.parts[io::Section{"exp_avg_sq"}].push_back(part(tensor.exp_avg_sq));
     }
   }
   return request;

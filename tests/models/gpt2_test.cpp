@@ -10,13 +10,12 @@
 #include "core/nn/units.h"
 
 using namespace tessera;
+using models::Arch;
 using models::Gpt2;
-using models::Gpt2Config;
 
 namespace {
 
-constexpr Gpt2Config kSmall{
-    .n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
+constexpr Arch kSmall{.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
 
 std::shared_ptr<Context> make_model(Gpt2& model, DType dtype = DType::F32) {
   auto context = Context::create({.threads = 2});
@@ -36,11 +35,11 @@ Tensor make_tokens(const std::shared_ptr<Context>& context, const Shape& shape) 
 }  // namespace
 
 TEST_CASE("the 124M model has its published number of parameters") {
-  CHECK(Gpt2Config{}.parameter_count() == 124439808);
+  CHECK(Gpt2(Arch{}).parameter_count() == 124439808);
   Gpt2 model(kSmall);
   std::int64_t count = 0;
   for (const Parameter* p : model.parameters()) count += p->tensor.numel();
-  CHECK(count == kSmall.parameter_count());
+  CHECK(count == Gpt2(kSmall).parameter_count());
   std::string names;
   for (const Unit& unit : units_of(model)) names += unit.name + " ";
   CHECK(names == "wte wpe h.0 h.1 ln_f ");
@@ -129,7 +128,7 @@ TEST_CASE("cached decoding gives the full forward pass's logits, token by token 
 TEST_CASE(
     "dropout depends on step and sample only: half a batch gets the same masks as in the whole "
     "batch") {
-  Gpt2Config config = kSmall;
+  Arch config = kSmall;
   config.dropout = 0.3F;
   Gpt2 model(config);
   const auto context = make_model(model);

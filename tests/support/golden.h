@@ -5,14 +5,14 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
-#include "models/gpt2_config.h"
+#include "models/arch.h"
 
 namespace tessera::test {
 
 /// Reference values of a small GPT-2, made with PyTorch in float64 (tests/golden/README.md).
 struct Golden {
   std::string folder;
-  models::Gpt2Config config;
+  models::Arch config;
   std::int64_t batch = 0, seq = 0, steps = 0;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, clip_norm = 0;
   std::vector<double> loss, grad_norm;  ///< per step; norms before clipping

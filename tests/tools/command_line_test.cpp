@@ -43,7 +43,7 @@ TEST_CASE("help and version go to standard output and succeed") {
   CHECK(help.code == 0);
   CHECK(help.err.empty());
   for (const char* command :
-       {"train", "generate", "eval", "consolidate", "checkpoint", "doctor", "run-report"}) {
+       {"train", "generate", "eval", "consolidate", "checkpoint", "doctor", "run", "run-report"}) {
     INFO(command);
     CHECK(holds(help.out, command));
     const Result own = run(std::string(command) + " --help");
@@ -123,6 +123,20 @@ TEST_CASE("a closed standard error ends no run") {
   CHECK(run_unread("") == 2);
   CHECK(run_unread("eval " + dir.file("absent") + " --data " + text) == 3);
   ::close(ends[1]);
+}
+
+TEST_CASE("run starts a program as ranks, and exits like the rank that failed first") {
+  const auto all = run("run --nproc 3 sh -c 'echo rank $RANK of $WORLD_SIZE --json'");
+  CHECK(all.code == 0);
+  CHECK(holds(all.out, "rank 0 of 3 --json\n"));
+  CHECK(holds(all.err, "[rank 2] rank 2 of 3 --json\n"));
+  const auto failed = run("run --nproc 2 sh -c 'exit $((7 * RANK))'");
+  CHECK(failed.code == 7);
+  CHECK(holds(failed.err, "exited with code 7"));
+  CHECK(run("run --nproc 2").code == 2);
+  const auto absent = run("run --nproc 2 no-such-program");
+  CHECK(absent.code == 2);
+  CHECK(holds(absent.err, "no program no-such-program in PATH"));
 }
 
 TEST_CASE("doctor measures, and fails on an unwritable directory") {

@@ -20,14 +20,14 @@ TEST_CASE("counts have at least three digits") {
 }
 
 TEST_CASE("durations") {
-  CHECK(format_duration(0.0123) == "12 ms");
-  CHECK(format_duration(0.9999) == "1.0 s");
-  CHECK(format_duration(12.34) == "12.3 s");
-  CHECK(format_duration(100) == "1m 40s");
-  CHECK(format_duration(3599.9) == "1h 00m");
-  CHECK(format_duration(90000) == "1d 01h");
-  CHECK(format_duration(std::nan("")) == "?");
-  CHECK(format_duration(-1) == "?");
+  CHECK(tessera::format_duration(0.0123) == "12 ms");
+  CHECK(tessera::format_duration(0.9999) == "1.0 s");
+  CHECK(tessera::format_duration(12.34) == "12.3 s");
+  CHECK(tessera::format_duration(100) == "1m 40s");
+  CHECK(tessera::format_duration(3599.9) == "1h 00m");
+  CHECK(tessera::format_duration(90000) == "1d 01h");
+  CHECK(tessera::format_duration(std::nan("")) == "?");
+  CHECK(tessera::format_duration(-1) == "?");
 }
 
 TEST_CASE("rows are aligned, and colored only on request") {

@@ -13,9 +13,9 @@ using tessera::test::count;
 using tessera::test::holds;
 
 TEST_CASE("the plot contains both curves, a legend with the last values, and round ticks") {
-  std::vector<LossPoint> train;
+  std::vector<tessera::train::LossPoint> train;
   for (int i = 0; i < 2000; ++i) train.push_back({i, 1.5 + 2.5 * std::exp(-i / 200.0)});
-  const std::vector<LossPoint> val = {{0, 4.1}, {1000, 1.7}, {2000, 1.612}};
+  const std::vector<tessera::train::LossPoint> val = {{0, 4.1}, {1000, 1.7}, {2000, 1.612}};
   const std::string svg = loss_svg("runs/a", train, val);
   CHECK(svg.starts_with("<svg xmlns="));
   CHECK(svg.ends_with("</svg>\n"));
@@ -28,13 +28,13 @@ TEST_CASE("the plot contains both curves, a legend with the last values, and rou
 }
 
 TEST_CASE("extreme data give a plot without nan or inf") {
-  const std::vector<std::vector<LossPoint>> curves = {{},
-                                                      {{0, 3.0}},
-                                                      {{0, 3.0}, {1, 3.0}},
-                                                      {{5, std::nan("")}},
-                                                      {{0, HUGE_VAL}, {10, 2.0}},
-                                                      {{0, 1e30}, {1, 1e-30}},
-                                                      {{0, -5.0}, {1000000, 5.0}}};
+  const std::vector<std::vector<tessera::train::LossPoint>> curves = {{},
+                                                                      {{0, 3.0}},
+                                                                      {{0, 3.0}, {1, 3.0}},
+                                                                      {{5, std::nan("")}},
+                                                                      {{0, HUGE_VAL}, {10, 2.0}},
+                                                                      {{0, 1e30}, {1, 1e-30}},
+                                                                      {{0, -5.0}, {1000000, 5.0}}};
   for (const auto& train : curves) {
     for (const auto& val : curves) {
       const std::string svg = loss_svg("t", train, val);

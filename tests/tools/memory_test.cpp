@@ -90,7 +90,7 @@ TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unc
 }
 
 TEST_CASE("head dims that no GPU kernel supports are refused by name") {
-  models::Gpt2Config model;
+  models::Arch model;
   model.n_embd = 2048;
   model.n_head = 8;
   const Device gpu{DeviceType::CUDA, 0};

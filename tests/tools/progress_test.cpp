@@ -12,7 +12,7 @@ using namespace tessera::tools;
 
 namespace {
 
-StepMetrics at(std::int64_t step) {
+tessera::train::StepMetrics at(std::int64_t step) {
   return {.step = step,
           .loss = 3.25,
           .grad_norm = 1.5,
@@ -51,7 +51,7 @@ TEST_CASE("tokens per second are averaged since the previous line") {
   std::ostringstream out;
   ProgressLine progress(out, {}, 0, 100, 4);
   for (int step = 0; step < 4; ++step) {
-    StepMetrics metrics = at(step);
+    tessera::train::StepMetrics metrics = at(step);
     metrics.step_ms = step == 3 ? 10 : 125;
     progress.update(metrics);
   }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "core/base/error.h"
+#include "models/gpt2.h"
 #include "tests/support/check_throws.h"
 
 using namespace tessera;

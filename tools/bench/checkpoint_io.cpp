@@ -57,8 +57,8 @@ struct Options {
   int world_size = 2, threads = 4;
 
   std::vector<Section> sections() const {
-    if (command == "make") return {Section::Model};
-    return {std::begin(kSections), std::end(kSections)};
+    if (command == "make") return {kModelSection};
+    return {kModelSection, {"exp_avg"}, {"exp_avg_sq"}};
   }
 };
 
@@ -154,7 +154,7 @@ template <typename F>
 void for_each_part(const Options& options, const Json& config, int rank, F&& f) {
   for (const ShardLayout& unit : units_of(config, options.world_size)) {
     for (const SlotRange& range : unit.ranges_of_rank(rank)) {
-      for (const Section section : options.sections()) {
+      for (const Section& section : options.sections()) {
         f(section, unit.slots()[static_cast<std::size_t>(range.slot)], range,
           (range.end - range.begin) * 4);
       }
@@ -164,8 +164,9 @@ void for_each_part(const Options& options, const Json& config, int rank, F&& f) 
 
 std::int64_t bytes_of_rank(const Options& options, const Json& config, int rank) {
   std::int64_t total = 0;
-  for_each_part(options, config, rank,
-                [&](Section, const auto&, const auto&, std::int64_t bytes) { total += bytes; });
+  for_each_part(
+      options, config, rank,
+      [&](const Section&, const auto&, const auto&, std::int64_t bytes) { total += bytes; });
   return total;
 }
 
@@ -230,16 +231,14 @@ void save_rank(const Options& options, const Json& config, const std::string& va
   request.model_config = config.dump();
   if (!options.chunk.empty()) request.chunk_bytes = parse_bytes(options.chunk);
   std::int64_t at = 0;
-  for_each_part(
-      options, config, rank,
-      [&](Section section, const ParameterSlot& slot, const SlotRange& range, std::int64_t bytes) {
-        auto& parts = section == Section::Model    ? request.model
-                      : section == Section::ExpAvg ? request.exp_avg
-                                                   : request.exp_avg_sq;
-        parts.push_back(
-            {slot.name, slot.shape, DType::F32, range.begin, range.end, values.data() + at});
-        at = repeats ? (at + kShift) % kShifts : at + bytes;
-      });
+  for_each_part(options, config, rank,
+                [&](const Section& section, const ParameterSlot& slot, const SlotRange& range,
+                    std::int64_t bytes) {
+                  auto& parts = request.parts[section];
+                  parts.push_back({slot.name, slot.shape, DType::F32, range.begin, range.end,
+                                   values.data() + at});
+                  at = repeats ? (at + kShift) % kShifts : at + bytes;
+                });
   BoardCoordinator coordinator(board, rank, options.world_size);
   board.measure([&] { save_checkpoint(request, coordinator); });
   board.slots[static_cast<std::size_t>(rank)].wanted = needed;
@@ -256,7 +255,8 @@ void load_rank(const Options& options, Board& board, int rank) {
   char* at = memory.data();
   for_each_part(
       options, config, rank,
-      [&](Section section, const ParameterSlot& slot, const SlotRange& range, std::int64_t bytes) {
+      [&](const Section& section, const ParameterSlot& slot, const SlotRange& range,
+          std::int64_t bytes) {
         wanted.push_back({section, {nullptr, slot.name, range.begin, range.end, DType::F32, at}});
         at += bytes;
       });

@@ -132,9 +132,9 @@ TEST_CASE("a save contains the values at its start, whatever training changes me
                     values.data(), DType::F32);
         return values;
       };
-      CHECK(read(Section::Model) == tensor.weight);
-      CHECK(read(Section::ExpAvg) == tensor.exp_avg);
-      CHECK(read(Section::ExpAvgSq) == tensor.exp_avg_sq);
+      CHECK(read(kModelSection) == tensor.weight);
+      CHECK(read(Section{"exp_avg"}) == tensor.exp_avg);
+      CHECK(read(Section{"exp_avg_sq"}) == tensor.exp_avg_sq);
     }
   }
 }
@@ -160,9 +160,10 @@ TEST_CASE("staging memory is booked, allocated once, and released at the end") {
   const auto request = make_request(model, dir.path(), 1, {.world_size = 2});
   CHECK(static_cast<std::size_t>(bytes[0]) == AsyncSaver::staging_bytes(request));
   std::int64_t elements = 0;
-  for (const auto& part : request.model) elements += part.end - part.begin;
+  for (const auto& part : request.parts.at(kModelSection)) elements += part.end - part.begin;
   CHECK(bytes[0] >= 3 * 4 * elements);
-  CHECK(bytes[0] <= 3 * (4 * elements + 64 * static_cast<std::int64_t>(request.model.size())));
+  CHECK(bytes[0] <= 3 * (4 * elements +
+                         64 * static_cast<std::int64_t>(request.parts.at(kModelSection).size())));
   ranks.ranks[1].saver.reset();
   CHECK(ranks.ranks[1].context->ledger().usage(MemoryCategory::Staging).current == 0);
   CHECK(ranks.ranks[0].context->ledger().usage(MemoryCategory::Staging).current > 0);
@@ -259,7 +260,7 @@ TEST_CASE("the destructor waits for a save, but not for a hung one") {
     AsyncSaver saver(context, AsyncSaver::staging_bytes(request), 20s);
     saver.start(request, [gate, ended](const SaveRequest& staged) {
       gate->pass();
-      const auto* value = static_cast<const float*>(staged.model.front().data);
+      const auto* value = static_cast<const float*>(staged.parts.at(kModelSection).front().data);
       if (*value != 0.0F) ended->set_value();
       return SaveReport{};
     });

@@ -44,7 +44,7 @@ TEST_CASE("the same content at another world size is equal, without reading data
   const auto a = saved.open(model, "a", {.world_size = 4});
   const auto b = saved.open(model, "b", {.world_size = 3, .run_id = "other", .chunk_bytes = 64});
   // Damage is not detected either: verify is for that.
-  const Chunk& chunk = a.tensors(Section::Model).at("wte.weight").chunks[0];
+  const Chunk& chunk = a.tensors(kModelSection).at("wte.weight").chunks[0];
   flip_bit(a.path() / chunk.file, chunk.byte_begin);
   const DiffReport report = diff_checkpoints(a, b, {.optimizer = true});
   CHECK(report.equal());
@@ -215,7 +215,7 @@ TEST_CASE("damage is an error, not a difference") {
   const auto a = saved.open(model, "a", {.world_size = 2});
   weights(model, "wte.weight")[3] = 1;
   const auto b = saved.open(model, "b", {.world_size = 3});
-  const Chunk& chunk = b.tensors(Section::Model).at("wte.weight").chunks.back();
+  const Chunk& chunk = b.tensors(kModelSection).at("wte.weight").chunks.back();
   flip_bit(b.path() / chunk.file, chunk.byte_begin);
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
                        fmt::format("{}: tensor model/wte.weight, elements {} to {} (bytes",

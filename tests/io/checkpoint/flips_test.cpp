@@ -66,11 +66,11 @@ TEST_CASE("every flipped bit is detected, with its file and tensor") {
   std::size_t bytes = 0;
   for (Target& target : targets) {
     bytes += target.content.size();
-    for (const Section section : kSections) {
+    for (const Section& section : index.tensor_sections()) {
       for (const auto& [name, tensor] : *index.tensors(section)) {
         for (const Chunk& chunk : tensor.chunks) {
           if (chunk.file != target.name) continue;
-          target.tensors.emplace_back(&chunk, fmt::format("{}/{}", section_name(section), name));
+          target.tensors.emplace_back(&chunk, fmt::format("{}/{}", section.name(), name));
         }
       }
     }

@@ -51,15 +51,13 @@ TEST_CASE("a reader written from FORMAT.md reads checkpoints") {
     CHECK(holds(said, "digest " + reader.digest() + "\n"));
     CHECK(holds(said, fmt::format("step 7, {} tensors", model.tensors.size())));
     CHECK(holds(said, "exit code 0"));
-    for (const auto& [name, record] : reader.tensors(Section::Model)) {
+    for (const auto& [name, record] : reader.tensors(kModelSection)) {
       CHECK(holds(said, fmt::format("{:<40} float32  {}", name, record.shape)));
     }
   }
   SUBCASE("values of all sections") {
-    for (const Section section : kSections) {
-      const auto name = section == Section::Model    ? "model"
-                        : section == Section::ExpAvg ? "exp_avg"
-                                                     : "exp_avg_sq";
+    for (const Section& section : reader.index().tensor_sections()) {
+      const std::string name = section.is_model() ? "model" : section.state;
       const std::string said = python_bytes(python, path, name, dir.path() / "bytes");
       CAPTURE(said);
       std::string expected;
@@ -73,7 +71,7 @@ TEST_CASE("a reader written from FORMAT.md reads checkpoints") {
     }
   }
   SUBCASE("damage is detected and named") {
-    const Chunk chunk = reader.tensors(Section::Model).at("wte.weight").chunks[0];
+    const Chunk chunk = reader.tensors(kModelSection).at("wte.weight").chunks[0];
     const auto said_after = [&](const fs::path& file, std::int64_t byte) {
       flip_bit(file, byte);
       const std::string said = python.run_file(kReader, {path.string()});

@@ -24,7 +24,7 @@ namespace {
 using namespace tessera::test;
 
 std::string split_tensor(const CheckpointReader& reader) {
-  for (const auto& [name, record] : reader.tensors(Section::Model)) {
+  for (const auto& [name, record] : reader.tensors(kModelSection)) {
     if (record.chunks.size() >= 2) return name;
   }
   throw std::runtime_error("no tensor is split");
@@ -36,8 +36,8 @@ TEST_CASE("whole and partial reads detect a flipped bit, and name its place") {
   const fs::path path = save(model, dir.path(), {.world_size = 4});
   const auto intact = CheckpointReader::open(path);
   const std::string name = split_tensor(intact);
-  const Chunk damaged = intact.tensors(Section::Model).at(name).chunks[1];
-  const std::int64_t size = numel(intact.tensors(Section::Model).at(name).shape);
+  const Chunk damaged = intact.tensors(kModelSection).at(name).chunks[1];
+  const std::int64_t size = numel(intact.tensors(kModelSection).at(name).shape);
   flip_bit(path / damaged.file, damaged.byte_end - 1);
 
   const auto reader = CheckpointReader::open(path);
@@ -45,12 +45,12 @@ TEST_CASE("whole and partial reads detect a flipped bit, and name its place") {
   const std::string place = fmt::format("{}: tensor model/{}, elements {} to {}", damaged.file,
                                         name, damaged.begin, damaged.end);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
-                       reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
+                       reader.read(kModelSection, name, 0, size, out.data(), DType::F32));
   // The requested range is intact, but shares the damaged chunk.
   CHECK_THROWS_HOLDING(
       CorruptCheckpoint, place,
-      reader.read(Section::Model, name, damaged.begin, damaged.begin + 1, out.data(), DType::F32));
-  reader.read(Section::Model, name, 0, damaged.begin, out.data(),
+      reader.read(kModelSection, name, damaged.begin, damaged.begin + 1, out.data(), DType::F32));
+  reader.read(kModelSection, name, 0, damaged.begin, out.data(),
               DType::F32);  // other chunks are readable
   CHECK(out[0] == model.at(name).weight[0]);
 
@@ -150,7 +150,7 @@ TEST_CASE("a checkpoint of an older version, without checksums in index and head
   CHECK(reader.digest() == digest);
   CHECK(verify_checkpoint(reader).problems.empty());
   std::vector<float> out(130);
-  reader.read(Section::Model, "wte.weight", 0, 130, out.data(), DType::F32);
+  reader.read(kModelSection, "wte.weight", 0, 130, out.data(), DType::F32);
   CHECK(out == model.at("wte.weight").weight);
 }
 
@@ -163,10 +163,10 @@ TEST_CASE("a shard of another step is detected") {
   fs::copy_file(old_path / shard, path / shard, fs::copy_options::overwrite_existing);
   const auto reader = CheckpointReader::open(path);  // file sizes are equal
   const std::string name = split_tensor(reader);
-  const std::int64_t size = numel(reader.tensors(Section::Model).at(name).shape);
+  const std::int64_t size = numel(reader.tensors(kModelSection).at(name).shape);
   std::vector<float> out(static_cast<std::size_t>(size));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "has step 6, but the index has 7",
-                       reader.read(Section::Model, name, 0, size, out.data(), DType::F32));
+                       reader.read(kModelSection, name, 0, size, out.data(), DType::F32));
   CHECK_FALSE(verify_checkpoint(reader).problems.empty());
 }
 
@@ -179,11 +179,11 @@ TEST_CASE("boxes are assembled") {
   for (std::int64_t begin = 0; begin <= 24; ++begin) {
     for (std::int64_t end = begin; end <= 24; ++end) {
       std::vector<float> out(static_cast<std::size_t>(end - begin), -1);
-      reader.read(Section::Model, "w", begin, end, out.data(), DType::F32);
+      reader.read(kModelSection, "w", begin, end, out.data(), DType::F32);
       const std::vector<float> expected(values.begin() + begin, values.begin() + end);
       CHECK(out == expected);
       std::fill(out.begin(), out.end(), -1.0F);
-      read_parts(std::vector<ReadPart>{{&reader.source(Section::Model), "w", begin, end, DType::F32,
+      read_parts(std::vector<ReadPart>{{&reader.source(kModelSection), "w", begin, end, DType::F32,
                                         out.data()}},
                  {.threads = 2});
       CHECK(out == expected);

@@ -35,7 +35,7 @@ TEST_CASE("a resharded checkpoint equals one saved at that world size") {
       const auto saved =
           CheckpointReader::open(save(model, dir.path() / ("saved" + std::to_string(to)),
                                       {.world_size = to, .chunk_bytes = 128}));
-      CHECK(saved.tensors(Section::Model).at("wte.weight").chunks.size() >= 5);
+      CHECK(saved.tensors(kModelSection).at("wte.weight").chunks.size() >= 5);
       const fs::path out = dir.path() / fmt::format("{}to{}", from, to);
       const ReshardReport report =
           reshard_checkpoint(source, out,
@@ -127,7 +127,7 @@ TEST_CASE("a damaged source leaves no output") {
   const fs::path out = dir.path() / "out";
   const auto source =
       CheckpointReader::open(save(make_sample_model(), dir.path(), {.world_size = 3}));
-  const Chunk chunk = source.tensors(Section::ExpAvg).at("wte.weight").chunks.back();
+  const Chunk chunk = source.tensors(Section{"exp_avg"}).at("wte.weight").chunks.back();
   flip_bit(source.path() / chunk.file, chunk.byte_end - 1);
   CHECK_THROWS_HOLDING(CorruptCheckpoint,
                        fmt::format("{}: tensor optimizer/exp_avg/wte.weight, elements {} to {}",

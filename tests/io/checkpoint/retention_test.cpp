@@ -194,7 +194,7 @@ TEST_CASE("nothing is removed if the saved checkpoint is damaged") {
     }
     SUBCASE("values are damaged") {
       const TensorRecord last =
-          CheckpointReader::open(saved).tensors(Section::ExpAvgSq).at("h.1.mlp.c_proj.weight");
+          CheckpointReader::open(saved).tensors(Section{"exp_avg_sq"}).at("h.1.mlp.c_proj.weight");
       const Chunk& chunk = last.chunks.back();
       flip_bit(saved / chunk.file, chunk.byte_end - 1);
       parts.push_back(fmt::format(
@@ -224,7 +224,7 @@ TEST_CASE("a checkpoint known to be damaged does not displace an intact one") {
     if (step == 3) {
       const fs::path saved = dir.path() / "step-00000003";
       const Chunk chunk =
-          CheckpointReader::open(saved).tensors(Section::Model).at("wte.weight").chunks.back();
+          CheckpointReader::open(saved).tensors(kModelSection).at("wte.weight").chunks.back();
       flip_bit(saved / chunk.file, chunk.byte_end - 1);
       CHECK_THROWS_HOLDING(IoError, "the checksum is wrong", prune(dir.path(), retention, step));
       CHECK(steps_in(dir.path()) == std::vector<std::int64_t>{1, 2, 3});

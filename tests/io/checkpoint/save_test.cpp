@@ -52,9 +52,9 @@ TEST_CASE("a checkpoint of any world size is read at every other, with the same 
     for (int split = 1; split <= 5; ++split) {
       const auto again = CheckpointReader::open(path);  // no data verified yet
       for (const auto& tensor : model.tensors) {
-        CHECK(read_split(again, Section::Model, tensor, split) == tensor.weight);
-        CHECK(read_split(again, Section::ExpAvg, tensor, split) == tensor.exp_avg);
-        CHECK(read_split(again, Section::ExpAvgSq, tensor, split) == tensor.exp_avg_sq);
+        CHECK(read_split(again, kModelSection, tensor, split) == tensor.weight);
+        CHECK(read_split(again, Section{"exp_avg"}, tensor, split) == tensor.exp_avg);
+        CHECK(read_split(again, Section{"exp_avg_sq"}, tensor, split) == tensor.exp_avg_sq);
       }
     }
   }
@@ -89,7 +89,7 @@ TEST_CASE("chunk sizes are the power of two asked for, except a rank's last chun
   const auto reader =
       CheckpointReader::open(save(model, dir.path(), {.world_size = 3, .chunk_bytes = 64}));
   int whole = 0;
-  for (const auto& [name, tensor] : reader.tensors(Section::ExpAvg)) {
+  for (const auto& [name, tensor] : reader.tensors(Section{"exp_avg"})) {
     std::map<std::string, std::int64_t> last;  // bytes, by file
     for (const Chunk& chunk : tensor.chunks) {
       CHECK((!last.contains(chunk.file) || last[chunk.file] == 64));
@@ -123,13 +123,13 @@ TEST_CASE("a weights-only checkpoint says where to get the optimizer state") {
   save(model, dir.path(), {.step = 300});
   const auto reader =
       CheckpointReader::open(save(model, dir.path(), {.step = 400, .optimizer = false}));
-  CHECK_FALSE(reader.has(Section::ExpAvg));
+  CHECK_FALSE(reader.has(Section{"exp_avg"}));
   const std::string expected =
       "checkpoint " + reader.path().string() +
       " holds no optimizer state (it was saved with checkpoint.what=model); "
       "start from its weights with --model.init_from, or resume from "
       "step-00000300, which has it";
-  CHECK_THROWS_WITH_AS(reader.tensors(Section::ExpAvg), expected.c_str(), InvalidArgument);
+  CHECK_THROWS_WITH_AS(reader.tensors(Section{"exp_avg"}), expected.c_str(), InvalidArgument);
 }
 
 TEST_CASE("if one rank cannot write, all get the same error and the former checkpoint stays") {
@@ -154,10 +154,12 @@ TEST_CASE("inconsistent save requests are refused") {
   TempDir dir;
   ThreadCoordinator::Board board(1);
   auto request = make_request(model, dir.path(), 0, {});
-  SUBCASE("a tensor with a hole") { request.model[0].end -= 1; }
-  SUBCASE("a part outside its tensor") { request.model[0].end += 1; }
-  SUBCASE("a duplicate tensor") { request.model.push_back(request.model[0]); }
-  SUBCASE("moments of a parameter are missing") { request.exp_avg.pop_back(); }
+  SUBCASE("a tensor with a hole") { request.parts[kModelSection][0].end -= 1; }
+  SUBCASE("a part outside its tensor") { request.parts[kModelSection][0].end += 1; }
+  SUBCASE("a duplicate tensor") {
+    request.parts[kModelSection].push_back(request.parts[kModelSection][0]);
+  }
+  SUBCASE("moments of a parameter are missing") { request.parts[Section{"exp_avg"}].pop_back(); }
   SUBCASE("a run id that leaves the directory") { request.run_id = "../x"; }
   ThreadCoordinator coordinator(board, 0);
   CHECK_THROWS_AS(save_checkpoint(request, coordinator), IoError);
@@ -182,12 +184,13 @@ TEST_CASE("the data that ranks exchange do not grow with the model") {
   request.checkpoints_dir = dir.path();
   request.run_id = "run-a";
   for (int i = 0; i < 3000; ++i) {
-    request.model.push_back({fmt::format("h.{}.weight", i), {1}, DType::F32, 0, 1, value.data()});
+    request.parts[kModelSection].push_back(
+        {fmt::format("h.{}.weight", i), {1}, DType::F32, 0, 1, value.data()});
   }
   NarrowCoordinator coordinator;
   const SaveReport report = save_checkpoint(request, coordinator);
   const auto reader = CheckpointReader::open(report.path);
-  CHECK(reader.tensors(Section::Model).size() == 3000);
+  CHECK(reader.tensors(kModelSection).size() == 3000);
   CHECK(report.total_bytes == reader.index().files.at("rank-00000-of-00001.safetensors"));
   CHECK(names_in(report.path) ==
         std::vector<std::string>{"index.json", "rank-00000-of-00001.safetensors"});
@@ -195,8 +198,8 @@ TEST_CASE("the data that ranks exchange do not grow with the model") {
   request.step = 1;
   request.max_index_bytes = 600'000;
   CHECK_THROWS_HOLDING(IoError, "but readers accept 600000", save_checkpoint(request, coordinator));
-  request.model[0].name = std::string(3000, 'x');
-  request.model[0].end = 2;
+  request.parts[kModelSection][0].name = std::string(3000, 'x');
+  request.parts[kModelSection][0].end = 2;
   CHECK_THROWS_HOLDING(IoError, "part of xxx", save_checkpoint(request, coordinator));
   CHECK(names_in(dir.path()) == std::vector<std::string>{"latest", "step-00000000"});
 }

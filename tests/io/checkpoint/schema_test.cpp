@@ -52,7 +52,6 @@ std::vector<std::pair<std::string, Json>> mutations() {
   for (const char* key : {"size", "checksum"}) erase(shard + "/header", key);
   for (const char* key : {"file", "size", "checksum"}) erase("/sections/trainer", key);
   for (const char* key : {"hyper", "tensors"}) erase("/sections/optimizer", key);
-  for (const char* key : {"exp_avg", "exp_avg_sq"}) erase("/sections/optimizer/tensors", key);
   erase("/sections/optimizer/hyper", "step");
   erase("/sections/model", "tensors");
   erase(shard, "size");

@@ -287,7 +287,7 @@ TEST_CASE("a damaged shard stops the export and leaves no output") {
   const fs::path checkpoint = f.make(2);
   const fs::path shard = checkpoint / "rank-00001-of-00002.safetensors";
   const auto reader = CheckpointReader::open(checkpoint);
-  for (const auto& [name, tensor] : reader.tensors(Section::Model)) {
+  for (const auto& [name, tensor] : reader.tensors(kModelSection)) {
     const Chunk& chunk = tensor.chunks.back();
     if (chunk.file != shard.filename()) continue;
     flip_bit(shard, chunk.byte_begin);

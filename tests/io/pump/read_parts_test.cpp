@@ -28,17 +28,14 @@ struct Share {
 
   Share(const CheckpointReader& reader, const SampleModel& model, int rank, int world) {
     const SaveRequest request = make_request(model, "", rank, {.world_size = world});
-    const auto add = [&](Section section, const std::vector<TensorPart>& list) {
-      if (!reader.has(section)) return;
+    for (const auto& [section, list] : request.parts) {
+      if (!reader.has(section)) continue;
       for (const TensorPart& part : list) {
         memory.emplace_back(static_cast<std::size_t>(part.end - part.begin), -1.0F);
         parts.push_back({&reader.source(section), part.name, part.begin, part.end, DType::F32});
         expected.push_back(static_cast<const float*>(part.data));
       }
-    };
-    add(Section::Model, request.model);
-    add(Section::ExpAvg, request.exp_avg);
-    add(Section::ExpAvgSq, request.exp_avg_sq);
+    }
     for (std::size_t i = 0; i < parts.size(); ++i) parts[i].data = memory[i].data();
   }
   bool is_right() const {
@@ -112,7 +109,7 @@ TEST_CASE("values are converted while reading, to memory and to a sink") {
   const SampleModel model = one_large_tensor();
   const auto reader =
       CheckpointReader::open(save(model, dir.path(), {.world_size = 2, .optimizer = false}));
-  const TensorSource& source = reader.source(Section::Model);
+  const TensorSource& source = reader.source(kModelSection);
   const auto& tensor = model.tensors[0];
   const std::int64_t begin = 12'345, end = numel(tensor.shape) - 77;
   const auto size = static_cast<std::size_t>(end - begin);
@@ -155,12 +152,12 @@ TEST_CASE("a damaged chunk is detected by reads of any part; others are readable
       save(model, dir.path(), {.world_size = 1, .optimizer = false, .chunk_bytes = 16 << 20});
   const auto& tensor = model.tensors[0];
   const Chunk damaged =
-      CheckpointReader::open(path).tensors(Section::Model).at(tensor.name).chunks.back();
+      CheckpointReader::open(path).tensors(kModelSection).at(tensor.name).chunks.back();
   flip_bit(path / damaged.file, damaged.byte_end - 3);
   const auto reader = CheckpointReader::open(path);
   std::vector<float> out(tensor.weight.size());
   const auto load = [&](std::int64_t begin, std::int64_t end) {
-    read_parts(std::vector<ReadPart>{{&reader.source(Section::Model), tensor.name, begin, end,
+    read_parts(std::vector<ReadPart>{{&reader.source(kModelSection), tensor.name, begin, end,
                                       DType::F32, out.data()}},
                {.threads = kThreads});
   };
@@ -179,14 +176,13 @@ TEST_CASE("damage is reported with its section") {
   TempDir dir;
   const fs::path path = save(make_sample_model(), dir.path());
   const std::string name = "h.1.mlp.c_fc.weight";
-  for (const Section section : kSections) {
+  for (const Section& section : CheckpointReader::open(path).index().tensor_sections()) {
     const auto reader = CheckpointReader::open(path);
     const TensorRecord& tensor = reader.tensors(section).at(name);
     flip_bit(path / tensor.chunks[0].file, tensor.chunks[0].byte_begin);
     const std::int64_t size = numel(tensor.shape);
     std::vector<float> out(static_cast<std::size_t>(size));
-    const std::string place =
-        fmt::format("tensor {}/{}, elements 0 to", section_name(section), name);
+    const std::string place = fmt::format("tensor {}/{}, elements 0 to", section.name(), name);
     CHECK_THROWS_HOLDING(CorruptCheckpoint, place,
                          read_parts(std::vector<ReadPart>{{&reader.source(section), name, 0, size,
                                                            DType::F32, out.data()}},
@@ -212,7 +208,7 @@ TEST_CASE("parts are checked before anything is read") {
   const auto reader = CheckpointReader::open(
       save(make_sample_model(), dir.path(), {.world_size = 1, .optimizer = false}));
   float out[8];
-  const TensorSource* const model = &reader.source(Section::Model);
+  const TensorSource* const model = &reader.source(kModelSection);
   const auto load = [&](const ReadPart& a, const ReadPart& b = {}) {
     std::vector<ReadPart> parts{a};
     if (!b.name.empty()) parts.push_back(b);
@@ -220,7 +216,8 @@ TEST_CASE("parts are checked before anything is read") {
   };
   const std::string w = "wte.weight";
   CHECK_THROWS_HOLDING(InvalidArgument, "no tensor w", load({model, "w", 0, 1, DType::F32, out}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state", reader.source(Section::ExpAvg));
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no optimizer state",
+                       reader.source(Section{"exp_avg"}));
   CHECK_THROWS_HOLDING(InvalidArgument, "elements 129 to 131 are outside",
                        load({model, w, 129, 131, DType::F32, out}));
   CHECK_THROWS_HOLDING(Unsupported, "does not convert", load({model, w, 0, 1, DType::I32, out}));

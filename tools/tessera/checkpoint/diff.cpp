@@ -22,7 +22,7 @@
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/train/checkpoints.h"
-#include "tools/tessera/train/nonfinite.h"
+#include "train/nonfinite.h"
 
 namespace tessera::tools {
 namespace {
@@ -80,7 +80,7 @@ std::string describe(const io::TensorDifference& d) {
 
 // JSON has no infinity and no NaN.
 io::Json number(double value) {
-  return std::isfinite(value) ? io::Json(value) : io::Json(non_finite_word(value));
+  return std::isfinite(value) ? io::Json(value) : io::Json(train::non_finite_word(value));
 }
 
 io::Json to_json(const io::TensorDifference& d) {

@@ -39,10 +39,16 @@ io::Json describe_place(const io::Chunk& chunk) {
   return place;
 }
 
-io::Json describe_tensors(const io::TensorMap& tensors, io::Section section, bool with_places) {
+std::size_t weights_with_state(const io::CheckpointIndex& index) {
+  const auto& state = index.optimizer->state;
+  return state.empty() ? 0 : state.begin()->second.size();
+}
+
+io::Json describe_tensors(const io::TensorMap& tensors, const io::Section& section,
+                          bool with_places) {
   io::Json described = io::Json::object();
   for (const auto& [name, tensor] : tensors) {
-    io::Json entry{{"section", io::section_name(section)},
+    io::Json entry{{"section", section.name()},
                    {"dtype", io::safetensors_dtype_name(tensor.dtype)},
                    {"shape", list(tensor.shape)},
                    {"chunks", tensor.chunks.size()}};
@@ -64,7 +70,7 @@ io::Json describe_tensors(const io::TensorMap& tensors, io::Section section, boo
 // number of tensors} or null), configuration (of the run, from the trainer section, or null) and
 // trainer_problem (error from reading that section, or null).
 // @param with_places  also list each tensor's chunks as "places" (file, bytes, elements, checksum,
-//   box), and the tensors of exp_avg and exp_avg_sq
+//   box), and the optimizer's state tensors
 io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_places) {
   const io::CheckpointIndex& index = reader.index();
   std::int64_t parameters = 0, bytes = 0;
@@ -73,16 +79,14 @@ io::Json describe_checkpoint(const io::CheckpointReader& reader, bool with_place
   io::Json optimizer, configuration, problem;
   if (index.model) {
     sections.push_back("model");
-    tensors = describe_tensors(*index.model, io::Section::Model, with_places);
+    tensors = describe_tensors(*index.model, io::kModelSection, with_places);
     for (const auto& [name, tensor] : *index.model) parameters += numel(tensor.shape);
   }
   if (index.optimizer) {
     sections.push_back("optimizer");
-    optimizer = {{"step", index.optimizer->step}, {"tensors", index.optimizer->exp_avg.size()}};
-    for (const auto& [name, section] :
-         {std::pair("exp_avg", io::Section::ExpAvg), {"exp_avg_sq", io::Section::ExpAvgSq}})
-      if (with_places)
-        optimizer[name] = describe_tensors(*index.tensors(section), section, with_places);
+    optimizer = {{"step", index.optimizer->step}, {"tensors", weights_with_state(index)}};
+    for (const auto& [state, tensors] : index.optimizer->state)
+      if (with_places) optimizer[state] = describe_tensors(tensors, {state}, with_places);
   }
   if (index.trainer) {
     sections.push_back("trainer");
@@ -147,9 +151,11 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
       {"digest",
        json["digest"].is_string() ? json["digest"].get<std::string>() : "none (no model section)"}};
   if (index.optimizer) {
+    std::vector<std::string> names;
+    for (const auto& [state, tensors] : index.optimizer->state) names.push_back(state);
     rows.emplace_back("optimizer",
-                      fmt::format("{} updates; moments of {} tensors", index.optimizer->step,
-                                  index.optimizer->exp_avg.size()));
+                      fmt::format("{} updates; {} of {} tensors", index.optimizer->step,
+                                  fmt::join(names, ", "), weights_with_state(index)));
   }
   rows.emplace_back("model", index.model_config);
   for (const auto& [section, settings] : json["configuration"].items()) {
@@ -165,9 +171,9 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
     print_tensors(*index.model, with_chunks);
   }
   if (!with_chunks || !index.optimizer) return;
-  for (const io::Section section : {io::Section::ExpAvg, io::Section::ExpAvgSq}) {
-    fmt::print("\n{}\n", io::section_name(section));
-    print_tensors(*index.tensors(section), true);
+  for (const auto& [state, tensors] : index.optimizer->state) {
+    fmt::print("\noptimizer/{}\n", state);
+    print_tensors(tensors, true);
   }
 }
 

@@ -52,7 +52,7 @@ std::string rough(std::int64_t seconds) {
 
 int run_list(const ListCommand& options) {
   const auto entries = io::list_checkpoints(options.path, [](const io::CheckpointReader& reader) {
-    if (reader.index().trainer) read_trainer_state(reader);  // throws if invalid
+    if (reader.index().trainer) train::read_trainer_state(reader);  // throws if invalid
   });
   if (options.json) {
     io::Json rows = io::Json::array();

@@ -15,12 +15,13 @@
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
-#include "io/hf/gpt2.h"
+#include "models/language_model.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/run_directory.h"
+#include "train/load_state.h"
 
 namespace tessera::tools {
 namespace {
@@ -57,8 +58,8 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
 // Tensors in the order in which the model registers them; empty for an unknown architecture.
 std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   try {
-    return io::gpt2_tensors(io::Json::parse(index.model_config));
-  } catch (const InvalidArgument&) {
+    return train::tensors_of(*models::make_model(models::parse_arch(index.model_config, "model")));
+  } catch (const Error&) {
     return {};
   }
 }

@@ -2,9 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/base/choose_device.h"
 #include "core/base/error.h"
+#include "models/language_model.h"
 #include "tools/tessera/config/fields.h"
-#include "tools/tessera/device/choose_device.h"
 
 namespace tessera::tools {
 namespace {
@@ -46,8 +47,7 @@ void check_batches(Config::Train& train, std::int64_t world) {
 
 void Config::validate(int world_size, bool needs_data) {
   require(world_size >= 1, "the number of ranks must be at least 1, got {}", world_size);
-  require<Unsupported>(model.arch == "gpt2", "model.arch {} is not in this build yet; it has gpt2",
-                       model.arch);
+  models::require_family(model.arch, "model.arch");
   require(model.n_embd % model.n_head == 0,
           "model.n_head {} does not divide model.n_embd {}; the nearest values that fit are "
           "model.n_head {}, or model.n_embd {}",

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "models/arch.h"
+
 namespace tessera::tools {
 
 /// Configuration of a training run, with its defaults. Ranges and help: fields.cpp.
 struct Config {
   struct Model {
-    std::string arch = "gpt2";
+    std::string arch = models::Arch().family;
     std::int64_t n_layer = 4;
     std::int64_t n_head = 4;
     std::int64_t n_embd = 128;
@@ -91,6 +93,7 @@ struct Config {
   } comm;
   struct Run {
     std::string out = "runs/default";
+    std::string tensorboard = "off";
   } run;
 
   /// Keys set by a file, the environment or a flag.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "models/language_model.h"
 
 namespace tessera::tools {
 namespace {
@@ -31,7 +32,7 @@ Field text(FieldRef (*ref)(Config&), std::string_view key, std::string_view help
 std::vector<Field> make_fields() {
   const bool positive = true;
   return {
-      text(KEY(model.arch), "model family", {"gpt2"}, {"llama", "mistral", "gemma"}),
+      text(KEY(model.arch), "model family", models::families(), {"llama", "mistral", "gemma"}),
       number(KEY(model.n_layer), 1, 4096, "transformer blocks"),
       number(KEY(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
       number(KEY(model.n_embd), 1, 1 << 20, "width of the residual stream"),
@@ -157,6 +158,8 @@ std::vector<Field> make_fields() {
            "but loopback needs TESSERA_TOKEN"),
 
       text(KEY(run.out), "run directory: configuration, metrics, logs and checkpoints"),
+      text(KEY(run.tensorboard), "on: also write TensorBoard event files to run.out/tensorboard",
+           {"off", "on"}),
   };
 }
 

@@ -29,8 +29,8 @@ struct Options {
 
 int run(const Options& options) {
   LoadedModel loaded = load_model(options.model, options.load);
-  models::Gpt2& model = *loaded.model;
-  const std::int64_t positions = model.config().seq_len;
+  models::LanguageModel& model = *loaded.model;
+  const std::int64_t positions = model.arch().seq_len;
   const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
   require(seq_len <= positions, "--seq-len {} is more than the model's {} positions", seq_len,
           positions);
@@ -43,13 +43,13 @@ int run(const Options& options) {
                         .val = {},
                         .tokenizer = options.tokenizer,
                         .val_fraction = 0,
-                        .vocab_size = model.config().vocab_size,
+                        .vocab_size = model.arch().vocab_size,
                         .fixed_tokenizer = loaded.tokenizer,
                         .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty()});
   const auto warn = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
-  const std::int64_t vocab_size = model.config().vocab_size;
+  const std::int64_t vocab_size = model.arch().vocab_size;
   for (const std::string& text : dataset.warnings) warn(text);
   if (!loaded.tokenizer && dataset.tokenizer && dataset.tokenizer->vocab_size() < vocab_size / 2)
     warn(fmt::format("the {} tokenizer has {} tokens, the model {}: is it the model's tokenizer?",

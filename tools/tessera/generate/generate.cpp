@@ -35,7 +35,7 @@ int run(const Options& options) {
                          loaded.path.string());
     prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
   }
-  const std::int64_t vocab_size = loaded.model->config().vocab_size;
+  const std::int64_t vocab_size = loaded.model->arch().vocab_size;
   for (const std::int32_t id : prompt)
     require(id >= 0 && id < vocab_size,
             "--prompt-tokens: {} is not one of the model's ids, 0 to {}", id, vocab_size - 1);

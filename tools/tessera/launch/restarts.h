@@ -18,7 +18,7 @@ struct RestartOptions {
   std::function<bool(int nproc)> fits = [](int) { return true; };
   /// Step of the run's newest committed checkpoint; empty: none.
   std::function<std::optional<std::int64_t>()> newest_step;
-  /// Arguments of the ranks after a failure. @param has_checkpoint  newest_step() is not empty
+  /// Arguments of the ranks after a failure. @param has_checkpoint  train::newest_step() is not empty
   std::function<std::vector<std::string>(bool has_checkpoint)> arguments;
   /// Delay before a restart; a signal during it ends the run.
   std::chrono::milliseconds pause{500};

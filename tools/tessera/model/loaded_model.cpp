@@ -1,33 +1,16 @@
 #include "tools/tessera/model/loaded_model.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <iostream>
-#include <thread>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/choose_device.h"
 #include "core/base/device_backend.h"
 #include "io/hf/model_source.h"
-#include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
-
-int default_threads(std::int64_t asked, int local_ranks) {
-  if (asked > 0) return static_cast<int>(asked);
-  if (const char* variable = std::getenv("OMP_NUM_THREADS");
-      variable != nullptr && *variable != 0) {
-    int threads = 0;
-    // "4,2" gives the threads per nesting level; use the first number.
-    const auto [end, status] = std::from_chars(variable, variable + std::strlen(variable), threads);
-    require(status == std::errc() && (*end == 0 || *end == ',') && threads >= 1,
-            "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
-    return threads;
-  }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
-}
 
 void add_load_options(CLI::App& app, std::string& model, LoadOptions& options) {
   app.add_option("MODEL", model, "Checkpoint, run, or Hugging Face model directory")->required();
@@ -45,15 +28,15 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const auto source = io::open_model(path, parse_step(path, options.step));
   LoadedModel loaded;
   loaded.path = source->path();
-  ChosenDevice chosen = open_device(options.device, 0, default_threads(options.threads, 1));
+  ChosenDevice chosen = open_device(options.device, 0, train::default_threads(options.threads, 1));
   loaded.context = std::move(chosen.context);
   if (!chosen.why_cpu.empty() && has_device_backend())
     std::cerr
         << "tessera: note: computing on the CPU; `tessera doctor` explains why no GPU is used\n";
   loaded.context->set_grad_enabled(false);
-  const models::Gpt2Config config = parse_model_section(source->config(), loaded.path.string());
+  const models::Arch config = models::parse_arch(source->config().dump(), loaded.path.string());
   require_head_dim(config, loaded.context->device(), "--device cpu");
-  loaded.model = std::make_unique<models::Gpt2>(config);
+  loaded.model = models::make_model(config);
   materialize(*loaded.model, loaded.context, options.dtype == "bf16" ? DType::BF16 : DType::F32,
               [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 source->read(p.name, begin, end, out, DType::F32);

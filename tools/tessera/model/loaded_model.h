@@ -6,15 +6,16 @@
 #include <string>
 
 #include "io/data/tokenizer.h"
-#include "models/gpt2.h"
+#include "models/language_model.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/advice.h"
+#include "train/ranks.h"
 
 namespace tessera::tools {
 
 struct LoadedModel {
   std::shared_ptr<Context> context;
-  std::unique_ptr<models::Gpt2> model;
+  std::unique_ptr<models::LanguageModel> model;
   io::TokenizerPtr tokenizer;  ///< null if the model has none that this build reads
   std::filesystem::path path;  ///< resolved source
 };
@@ -38,9 +39,5 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options);
 /// `advice`, then the advice of the load options.
 int with_load_advice(const LoadOptions& options, MemoryAdvice advice,
                      const std::function<int()>& work);
-
-/// Threads of a process: `asked`, else OMP_NUM_THREADS, else the processors divided by the ranks of
-/// this host. @throws InvalidArgument on a malformed variable
-int default_threads(std::int64_t asked, int local_ranks);
 
 }  // namespace tessera::tools

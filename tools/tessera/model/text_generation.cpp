@@ -11,16 +11,17 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 }  // namespace
 
-std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Context>& context,
+std::vector<std::int32_t> generate(models::LanguageModel& model,
+                                   const std::shared_ptr<Context>& context,
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
                                    const std::function<void(std::int32_t)>& on_token) {
   require(!prompt.empty(), "the prompt is empty; give at least one token to continue");
   options.validate();
-  const auto positions = static_cast<std::size_t>(model.config().seq_len);
+  const auto positions = static_cast<std::size_t>(model.arch().seq_len);
   std::vector<std::int32_t> text = prompt;
   std::vector<std::int32_t> result;
-  nn::KvCache cache(model.config().seq_len);
+  nn::KvCache cache(model.arch().seq_len);
   std::size_t fed = 0;  // tokens of `text` that were fed to the cache
   for (std::int64_t i = 0; i < count; ++i) {
     std::size_t fresh = text.size() - fed;

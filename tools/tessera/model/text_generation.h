@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "io/data/tokenizer.h"
-#include "models/gpt2.h"
+#include "models/language_model.h"
 #include "models/sampling.h"
 
 namespace tessera::tools {
@@ -19,7 +19,8 @@ namespace tessera::tools {
 /// @param on_token  called with each new token; may be empty
 /// @return the new tokens
 /// @throws InvalidArgument on an empty prompt or a token outside the vocabulary
-std::vector<std::int32_t> generate(models::Gpt2& model, const std::shared_ptr<Context>& context,
+std::vector<std::int32_t> generate(models::LanguageModel& model,
+                                   const std::shared_ptr<Context>& context,
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
                                    const std::function<void(std::int32_t)>& on_token);

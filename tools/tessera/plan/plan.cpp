@@ -60,13 +60,14 @@ class Planner {
   explicit Planner(const Options& options) : options_(options) {}
 
   RankPlan plan(Config config, int rank) const {
-    const models::Gpt2Config model = resolve(config);
-    return plan_rank(config, model, rank, options_.world_size,
-                     {.context = {.device = device_,
-                                  .threads = default_threads(config.train.threads, per_host())},
-                      .backend = options_.world_size == 1 ? "single" : options_.backend,
-                      .local_world_size = per_host(),
-                      .prompt_tokens = std::ssize(config.train.sample_prompt)});
+    const models::Arch model = resolve(config);
+    return plan_rank(
+        config, model, rank, options_.world_size,
+        {.context = {.device = device_,
+                     .threads = train::default_threads(config.train.threads, per_host())},
+         .backend = options_.world_size == 1 ? "single" : options_.backend,
+         .local_world_size = per_host(),
+         .prompt_tokens = std::ssize(config.train.sample_prompt)});
   }
 
   /// The largest peak of all ranks; nothing if the configuration is not valid. Rank 0 has the most:
@@ -81,7 +82,7 @@ class Planner {
 
  private:
   int per_host() const { return options_.per_host > 0 ? options_.per_host : options_.world_size; }
-  models::Gpt2Config resolve(Config& config) const {
+  models::Arch resolve(Config& config) const {
     config.validate(options_.world_size, false);
     if (config.model.vocab_size == 0 && config.data.tokenizer == "bytes")
       config.model.vocab_size = 256;

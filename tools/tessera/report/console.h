@@ -1,12 +1,13 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/base/clock.h"
 
 namespace tessera::tools {
 
@@ -29,12 +30,6 @@ std::string format_rows(const ConsoleStyle& style,
 std::string format_count(double value);
 /// "1 rank", "2 ranks"
 std::string counted(std::int64_t count, std::string_view noun);
-/// "850 ms", "12.3 s", "4m 05s", "2h 07m", "3d 04h"
-std::string format_duration(double seconds);
-inline std::string format_duration(std::chrono::duration<double> time) {
-  return format_duration(time.count());
-}
-
 /// `width` block characters; averages or repeats values to fit, with gaps for non-finite values.
 std::string sparkline(std::span<const double> values, int width);
 

@@ -19,9 +19,9 @@ struct Point {
 };
 
 /// Drops non-finite points and averages the rest into at most `limit` points.
-std::vector<Point> thin(const std::vector<LossPoint>& points, std::size_t limit) {
+std::vector<Point> thin(const std::vector<train::LossPoint>& points, std::size_t limit) {
   std::vector<Point> finite;
-  for (const LossPoint& p : points) {
+  for (const train::LossPoint& p : points) {
     if (std::isfinite(p.loss)) finite.push_back({static_cast<double>(p.step), p.loss});
   }
   if (finite.size() <= limit) return finite;
@@ -134,8 +134,8 @@ std::string legend_entry(double x, const char* kind, const std::string& text) {
 
 }  // namespace
 
-std::string loss_svg(const std::string& title, const std::vector<LossPoint>& train,
-                     const std::vector<LossPoint>& val) {
+std::string loss_svg(const std::string& title, const std::vector<train::LossPoint>& train,
+                     const std::vector<train::LossPoint>& val) {
   const auto train_points = thin(train, 600);
   const auto val_points = thin(val, 200);
   double last_step = 0, low = std::numeric_limits<double>::infinity(), high = -low;

@@ -19,7 +19,7 @@ ProgressLine::ProgressLine(std::ostream& out, const ConsoleStyle& style, std::in
 ProgressLine::~ProgressLine() { finish(); }
 
 // Formats the most important metrics, as many as fit `width`.
-std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
+std::string ProgressLine::line(const train::StepMetrics& m, std::size_t width) const {
   const auto total = fmt::format("{}", total_steps_);
   const double left_s = mean_step_ms_ * static_cast<double>(total_steps_ - m.step - 1) / 1000;
   std::string text = fmt::format("step {:>{}}/{}  loss {:.4f}  {} left", m.step + 1, total.size(),
@@ -34,7 +34,7 @@ std::string ProgressLine::line(const StepMetrics& m, std::size_t width) const {
   return text;
 }
 
-void ProgressLine::update(const StepMetrics& metrics) {
+void ProgressLine::update(const train::StepMetrics& metrics) {
   // The first steps are slow (cold caches): a short averaging window lets them fade quickly.
   const double weight =
       1.0 / std::min<double>(50.0, 1.0 + static_cast<double>(metrics.step - first_step_));

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tools/tessera/report/console.h"
-#include "tools/tessera/report/metrics.h"
+#include "train/metrics.h"
 
 namespace tessera::tools {
 
@@ -23,14 +23,14 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  void update(const StepMetrics& metrics);
+  void update(const train::StepMetrics& metrics);
   /// Prints a permanent line: an evaluation, a checkpoint, a warning.
   void note(std::string_view text);
   /// Leaves the last state of the live line on the screen. Idempotent.
   void finish();
 
  private:
-  std::string line(const StepMetrics& metrics, std::size_t width) const;
+  std::string line(const train::StepMetrics& metrics, std::size_t width) const;
   void write_line(std::string_view text);
   void clear();
 

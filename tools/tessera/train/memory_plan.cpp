@@ -9,11 +9,12 @@
 #include "comm/sharding/sharded_model.h"
 #include "io/checkpoint/async_saver.h"
 #include "io/data/sampler.h"
-#include "models/gpt2.h"
+#include "models/language_model.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/setup.h"
-#include "tools/tessera/train/trainer.h"
+#include "train/save_state.h"
+#include "train/trainer.h"
 
 namespace tessera::tools {
 namespace {
@@ -42,8 +43,8 @@ constexpr std::int64_t kSteps = 2;
 
 }  // namespace
 
-RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config, int rank,
-                   int world_size, const PlanOptions& options) {
+RankPlan plan_rank(const Config& config, const models::Arch& model_config, int rank, int world_size,
+                   const PlanOptions& options) {
   ContextOptions context_options = options.context;
   context_options.planned = options.context.device;
   context_options.device = {DeviceType::Meta, 0};
@@ -60,40 +61,43 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
     return sum;
   };
 
-  models::Gpt2 model(model_config);
-  model.set_recompute(nn::parse_recompute(config.train.recompute));
-  comm::ShardedModel sharded(model, mesh, shard_spec_of(config), context);
-  TrainerOptions trainer_options = tools::trainer_options(config);
+  const auto model = models::make_model(model_config);
+  model->set_recompute(nn::parse_recompute(config.train.recompute));
+  comm::ShardedModel sharded(*model, mesh, shard_spec_of(config), context);
+  const auto optimizer = make_optimizer(config);
   const std::int64_t per_pass = config.train.micro_batch * world_size;
   const std::int64_t micro_batches = config.train.global_batch / per_pass;
-  const auto step_of = [&](std::int64_t count) {
-    trainer_options.global_batch = per_pass * std::min(count, micro_batches);
-    return Trainer(model, sharded, *world, context, trainer_options);
-  };
   const io::Sampler data(std::make_shared<ZeroTokens>(), config.model.seq_len,
                          io::DataOrder::Sequential, 0);
   sharded.load({});
-  sharded.create_optimizer_state();
+  sharded.create_optimizer_state(*optimizer);
   std::shared_ptr<Storage> staging;
   if (saves_beside_training(config, options.first_step))
-    staging = Storage::allocate(
-        context,
-        io::AsyncSaver::staging_bytes(make_save_request(sharded, config.checkpoint.what == "all")),
-        MemoryCategory::Staging, "checkpoint");
+    staging = Storage::allocate(context,
+                                io::AsyncSaver::staging_bytes(train::make_save_request(
+                                    sharded, config.checkpoint.what == "all")),
+                                MemoryCategory::Staging, "checkpoint");
 
   const auto no_signal = [] { return 0; };
-  Trainer trainer = step_of(kMicroBatches);
-  for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, data, no_signal);
-  for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(data, 1, no_signal);
+  train::Trainer trainer(sharded, *optimizer, loss_of(*model), trainer_options(config));
+  const auto loader_of = [&](std::int64_t count) {
+    return std::make_unique<train::Loader>(
+        data, *world, context,
+        train::LoaderOptions{per_pass * std::min(count, micro_batches), config.train.micro_batch});
+  };
+  const auto loader = loader_of(kMicroBatches);
+  const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
+  for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
+  for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
   if (options.prompt_tokens > 0 && options.evaluates) {
     sharded.gather_all();
     const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
-    if (rank == 0) generate(model, context, prompt, config.train.sample_tokens, {}, {}, {});
+    if (rank == 0) generate(*model, context, prompt, config.train.sample_tokens, {}, {}, {});
     sharded.end_evaluation();
   }
   const comm::Traffic before = traffic();
   const double flops_before = context->planned_flops();
-  trainer.step(kSteps, 0, data, no_signal);
+  trainer.step(kSteps, 0, *loader, no_signal);
 
   RankPlan plan;
   const MemoryLedger& ledger = context->ledger();
@@ -110,7 +114,7 @@ RankPlan plan_rank(const Config& config, const models::Gpt2Config& model_config,
   if (micro_batches > kMicroBatches) {
     // Each further micro-batch sends as much as the last one here.
     const comm::Traffic three = traffic();
-    step_of(kMicroBatches - 1).step(kSteps + 1, 0, data, no_signal);
+    trainer.step(kSteps + 1, 0, *loader_of(kMicroBatches - 1), no_signal);
     plan.traffic =
         plan.traffic + (plan.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
   }

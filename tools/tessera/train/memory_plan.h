@@ -8,7 +8,7 @@
 #include "comm/communicator.h"
 #include "core/base/context.h"
 #include "core/base/system_memory.h"
-#include "models/gpt2_config.h"
+#include "models/arch.h"
 #include "tools/tessera/config/config.h"
 #include "tools/tessera/report/advice.h"
 
@@ -42,7 +42,7 @@ struct RankPlan {
 /// sample, and the staging of a save, as the run would. On the CPU the plan is exact: it is the peak
 /// that the memory ledger of the run shows, if that makes two steps or more and finds no NaN.
 /// @throws what the run would throw for its arguments
-RankPlan plan_rank(const Config& config, const models::Gpt2Config& model, int rank, int world_size,
+RankPlan plan_rank(const Config& config, const models::Arch& model, int rank, int world_size,
                    const PlanOptions& options);
 
 /// "parameters 137.5 KiB, gradients 137.5 KiB, ..."

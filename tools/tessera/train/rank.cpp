@@ -14,9 +14,10 @@
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
-#include "tools/tessera/train/fault_line.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/summary.h"
+#include "train/fault_line.h"
+#include "train/tensorboard.h"
 
 namespace tessera::tools {
 namespace {
@@ -69,11 +70,13 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
       json_(json),
       communicator_(*group.communicator),
       context_(context),
-      model_(setup_.model),
+      model_(models::make_model(setup_.model)),
       plan_(plan),
       mesh_(communicator_, shard_group_size(config_, world_size_, environment.local_world_size)),
-      sharded_(model_, mesh_, shard_spec_of(config_), context_),
-      trainer_(model_, sharded_, communicator_, context_, trainer_options()),
+      sharded_(*model_, mesh_, shard_spec_of(config_), context_),
+      optimizer_(make_optimizer(config_)),
+      trainer_(sharded_, *optimizer_, loss_of(*model_), trainer_options()),
+      loader_(*setup_.train, communicator_, context_, loader_options(config_)),
       store_(group.store),
       status_(group.status),
       coordinator_(store_, fmt::format("training/{}", attempt), rank_, world_size_,
@@ -84,13 +87,16 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
       flight_(flight),
       log_(config_.run.out, rank_),
       state_(setup_.state) {
-  model_.set_recompute(nn::parse_recompute(config_.train.recompute));
+  if (setup_.val)
+    val_loader_ = std::make_unique<train::Loader>(*setup_.val, communicator_, context_,
+                                                  loader_options(config_));
+  model_->set_recompute(nn::parse_recompute(config_.train.recompute));
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json().dump();
   state_.config = to_json(config_).dump();
 }
 
-TrainerOptions Rank::trainer_options() {
-  TrainerOptions options = tools::trainer_options(config_);
+train::TrainerOptions Rank::trainer_options() {
+  train::TrainerOptions options = tools::trainer_options(config_);
   options.exchange = [this](const std::string& name, const std::string& text) {
     return coordinator_.exchange(name, text);
   };
@@ -111,22 +117,21 @@ std::string Rank::load() {
     if (std::string why = resume(threads); !why.empty()) return why;
   } else if (setup_.init_from) {
     log_loading(setup_.init_from->path(),
-                load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
+                train::load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
   } else {
-    sharded_.load([seed](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
-      initialize_range(p, seed, begin, end, out);
-    });
+    sharded_.initialize(seed);
   }
-  sharded_.create_optimizer_state();
+  sharded_.create_optimizer_state(*optimizer_);
   return {};
 }
 
 std::string Rank::resume(int threads) {
   std::string problem;
   try {
-    log_loading(setup_.resume->path(),
-                load_training_state(sharded_, *setup_.resume, setup_.load, threads,
-                                    static_cast<std::uint64_t>(config_.train.seed)));
+    log_loading(
+        setup_.resume->path(),
+        train::load_training_state(sharded_, *optimizer_, *setup_.resume, setup_.load, threads,
+                                   static_cast<std::uint64_t>(config_.train.seed)));
   } catch (const CorruptCheckpoint& error) {
     problem = error.what();
   } catch (const IoError& error) {
@@ -156,11 +161,17 @@ void Rank::open_files() {
     setup_.notes.push_back(
         "note: no checkpoint to resume from; the earlier metrics are in metrics.previous.jsonl");
   }
-  metrics_ = std::make_unique<MetricsWriter>(out / "metrics.jsonl", state_.step);
+  metrics_ = std::make_unique<train::MetricsWriter>(out / "metrics.jsonl", state_.step);
+  if (config_.run.tensorboard == "on") {
+    auto& sink = more_metrics_.emplace_back(
+        std::make_unique<train::TensorBoardWriter>(out / "tensorboard", state_.step));
+    if (state_.val_loss) sink->write_evaluation(state_.step, *state_.val_loss);
+  }
   if (config_.checkpoint.every > 0)
-    saves_ = std::make_unique<LineFile>(out / "saves.jsonl", [this](const nlohmann::json& line) {
-      return line["step"].get<std::int64_t>() <= state_.step;
-    });
+    saves_ =
+        std::make_unique<train::LineFile>(out / "saves.jsonl", [this](const nlohmann::json& line) {
+          return line["step"].get<std::int64_t>() <= state_.step;
+        });
   // Last, so that a refused start does not touch checkpoints.
   for (std::string& text : set_aside_later(out, state_.step))
     setup_.notes.push_back("warning: " + std::move(text));
@@ -175,10 +186,10 @@ void Rank::show_start() {
 }
 
 int Rank::evaluate(const StopSignal& stop) {
-  if (!setup_.val || evaluated_step_ == state_.step) return 0;
+  if (!val_loader_ || evaluated_step_ == state_.step) return 0;
   status_->enter("evaluate", state_.step);
   const auto [loss, signal] =
-      trainer_.evaluate(*setup_.val, config_.train.eval_batches, [this, &stop] {
+      trainer_.evaluate(*val_loader_, config_.train.eval_batches, [this, &stop] {
         // SIGUSR1 lets the run make a step first.
         const bool made_step = state_.step > setup_.state.step;
         const int signal = stop.received();
@@ -188,7 +199,7 @@ int Rank::evaluate(const StopSignal& stop) {
   evaluated_step_ = state_.step;
   state_.val_loss = loss;
   if (is_zero()) {
-    metrics_->write_evaluation(state_.step, loss);
+    for_metrics([&](train::MetricsSink& sink) { sink.write_evaluation(state_.step, loss); });
     note(fmt::format("step {}: validation loss {:.4f}", state_.step, loss));
   }
   show_sample();
@@ -203,7 +214,7 @@ void Rank::show_sample() {
     const RngKey key = RngKey::make(static_cast<std::uint64_t>(config_.train.seed),
                                     RngPurpose::Sampling, static_cast<std::uint64_t>(state_.step));
     const auto prompt = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
-    const auto ids = generate(model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
+    const auto ids = generate(*model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
                      printable(text_of(tokenizer, ids))));
   }
@@ -216,23 +227,24 @@ void Rank::prepare_saves() {
   const Config::Checkpoint& config = config_.checkpoint;
   if (setup_.resume) saved_step_ = state_.step;
   if (config.every == 0) return;
-  SaverOptions options{
+  train::SaverOptions options{
       .checkpoints_dir = fs::path(config_.run.out) / "checkpoints",
       .run_id = run_id_,
       .rank = rank_,
       .world_size = world_size_,
-      .model = setup_.model,
+      .model = models::to_json(setup_.model),
       .with_optimizer = config.what == "all",
       .in_background = saves_beside_training(config_, state_.step),
       .stop_on_error = config.on_error == "stop",
       .retention = {static_cast<int>(config.keep), config.keep_every,
-                    static_cast<int>(config.keep_best), stored_val_loss},
+                    static_cast<int>(config.keep_best), train::stored_val_loss},
       .timeout = to_milliseconds(config.timeout),
       .saved_step = saved_step_,
       .at_point =
           [](std::string_view point) { fault_point(("save/" + std::string(point)).c_str()); },
       .at_commit = &StopSignal::set_saved};
-  saver_ = std::make_unique<Saver>(std::move(options), store_, coordinator_, context_, sharded_);
+  saver_ =
+      std::make_unique<train::Saver>(std::move(options), store_, coordinator_, context_, sharded_);
 }
 
 void Rank::save() {
@@ -249,7 +261,7 @@ void Rank::report_full_disk(const std::string& why) {
 void Rank::report_saves() {
   if (!saver_) return;
   saver_->poll();
-  for (const Saved& saved : saver_->take_saved()) {
+  for (const train::Saved& saved : saver_->take_saved()) {
     saved_step_ = saved.step;
     const double gb_per_s = static_cast<double>(saved.bytes) / 1e9 / saved.seconds;
     const double stall_ms = saved.stall_seconds * 1e3;
@@ -319,16 +331,13 @@ int Rank::train(StopSignal& stop) {
     const std::int64_t waited_before = communicator_.waited_ns();
     status_->enter("step", state_.step);
     profile();
-    last_ = trainer_.step(
-        state_.step, state_.position, *setup_.train, [&stop] { return stop.received(); },
-        [this] {
-          if (saver_) saver_->before_update();
-        });
+    last_ =
+        trainer_.step(state_.step, state_.position, loader_, [&stop] { return stop.received(); });
     const double seconds = seconds_since(step_started);
     status_->worked(seconds -
                     static_cast<double>(communicator_.waited_ns() - waited_before) * 1e-9);
     if (is_zero()) {
-      const StepMetrics metrics{
+      const train::StepMetrics metrics{
           .step = state_.step,
           .loss = last_.loss,
           .grad_norm = last_.grad_norm,
@@ -340,14 +349,14 @@ int Rank::train(StopSignal& stop) {
           .tokens_per_s = static_cast<double>(tokens) / seconds,
           .memory_bytes = context_->ledger().total().peak,
           .skipped = !last_.skipped.empty()};
-      metrics_->write_step(metrics);
+      for_metrics([&](train::MetricsSink& sink) { sink.write_step(metrics); });
       progress_->update(metrics);
     }
     if (!last_.skipped.empty()) note("warning: skipped: " + last_.skipped);
     if (context_->device().type == DeviceType::CUDA)
       for (const std::string& text : context_->backend().take_notes()) note(text);
     if (is_zero()) {
-      report_full_disk(metrics_->take_warning());
+      for_metrics([&](train::MetricsSink& sink) { report_full_disk(sink.take_warning()); });
       if (saves_) report_full_disk(saves_->take_warning());
     }
     ++state_.step;
@@ -386,7 +395,7 @@ int Rank::run(StopSignal& stop) {
     }
     report_saves();
     try {
-      if (is_zero()) metrics_->flush();
+      if (is_zero()) for_metrics([](train::MetricsSink& sink) { sink.flush(); });
       if (saves_) saves_->flush();
     } catch (const IoError&) {
       if (!not_saved) not_saved = std::current_exception();
@@ -400,7 +409,7 @@ int Rank::run(StopSignal& stop) {
     flight_.fail(error);
     // Publish first, so that other ranks report this error instead of a lost rank.
     const bool alone =
-        world_size_ > 1 && tell_others(*store_, rank_, status_->state().process, error);
+        world_size_ > 1 && train::tell_others(*store_, rank_, status_->state().process, error);
     leave(error.what(), alone ? kWithoutPeers : to_milliseconds(config_.checkpoint.timeout));
     throw;
   }
@@ -423,7 +432,7 @@ void Rank::finish(double seconds, int signal) {
   }
   progress_->finish();
   std::cerr << end_summary(style_, setup_, *metrics_, state_, setup_.state.step, seconds, signal,
-                           newest_step(config_.run.out), *context_, plan_);
+                           train::newest_step(config_.run.out), *context_, plan_);
   if (json_) {
     nlohmann::ordered_json summary;
     summary["step"] = state_.step;

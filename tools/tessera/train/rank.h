@@ -11,19 +11,19 @@
 #include "comm/sharding/layout_text.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/base/trace.h"
-#include "models/gpt2.h"
+#include "models/language_model.h"
 #include "tools/tessera/report/console.h"
-#include "tools/tessera/report/line_file.h"
-#include "tools/tessera/report/metrics.h"
 #include "tools/tessera/report/progress.h"
 #include "tools/tessera/signal/stop_signal.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/run_directory.h"
-#include "tools/tessera/train/saver.h"
 #include "tools/tessera/train/setup.h"
-#include "tools/tessera/train/trainer.h"
+#include "train/line_file.h"
+#include "train/metrics.h"
+#include "train/saver.h"
+#include "train/trainer.h"
 
 namespace tessera::tools {
 
@@ -52,7 +52,7 @@ class Rank {
 
  private:
   bool is_zero() const { return rank_ == 0; }
-  TrainerOptions trainer_options();
+  train::TrainerOptions trainer_options();
   std::string resume(int threads);
   void log_loading(const std::filesystem::path& from, const io::ReadReport& report);
   void show_start();
@@ -62,6 +62,11 @@ class Rank {
   int evaluate(const StopSignal& stop);
   void show_sample();
   void prepare_saves();
+  template <typename F>
+  void for_metrics(F f) {
+    f(static_cast<train::MetricsSink&>(*metrics_));
+    for (const auto& sink : more_metrics_) f(*sink);
+  }
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
   int train(StopSignal& stop);
   void save();
@@ -77,28 +82,32 @@ class Rank {
   bool json_;
   comm::Communicator& communicator_;
   std::shared_ptr<Context> context_;
-  models::Gpt2 model_;
+  std::unique_ptr<models::LanguageModel> model_;
   const RankPlan plan_;
   comm::Mesh mesh_;
   comm::ShardedModel sharded_;
-  Trainer trainer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  train::Trainer trainer_;
+  train::Loader loader_;
+  std::unique_ptr<train::Loader> val_loader_;  // null: no validation data
   std::shared_ptr<comm::Store> store_;
   std::shared_ptr<comm::RankStatus> status_;
-  StoreCoordinator coordinator_, loading_;
+  train::StoreCoordinator coordinator_, loading_;
   std::string run_id_;
   RankFlight& flight_;
   RankLog log_;
-  TrainerState state_;
+  train::TrainerState state_;
   ConsoleStyle style_ = detect_console(STDERR_FILENO);
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<LineFile> saves_;
+  std::unique_ptr<train::MetricsWriter> metrics_;
+  std::vector<std::unique_ptr<train::MetricsSink>> more_metrics_;
+  std::unique_ptr<train::LineFile> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
   bool reported_full_disk_ = false;
   std::int64_t evaluated_step_ = -1, saved_step_ = -1;
-  StepResult last_;
+  train::StepResult last_;
   bool ends_for_save_ = false;
-  std::unique_ptr<Saver> saver_;  // null: checkpoint.every is 0
+  std::unique_ptr<train::Saver> saver_;  // null: checkpoint.every is 0
 };
 
 }  // namespace tessera::tools

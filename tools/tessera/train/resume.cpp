@@ -8,7 +8,8 @@
 #include "core/base/error.h"
 #include "io/base/file.h"
 #include "io/checkpoint/find.h"
-#include "tools/tessera/train/checkpoints.h"
+#include "models/arch.h"
+#include "train/trainer_state.h"
 
 namespace tessera::tools {
 namespace {
@@ -38,8 +39,8 @@ Checkpoints look_into(const fs::path& dir) {
 
 // Validates model section and trainer state before tensors are read.
 void check_state(const io::CheckpointReader& reader) {
-  parse_model_section(nlohmann::json::parse(reader.index().model_config), reader.path().string());
-  if (reader.index().trainer) read_trainer_state(reader);
+  models::parse_arch(reader.index().model_config, reader.path().string());
+  if (reader.index().trainer) train::read_trainer_state(reader);
 }
 
 void require_no_run(const fs::path& run_dir, const std::string& resume) {

@@ -16,13 +16,12 @@
 #include "comm/control/agreement.h"
 #include "comm/control/comparison.h"
 #include "core/base/caching_allocator.h"
+#include "core/base/choose_device.h"
 #include "tools/tessera/command.h"
-#include "tools/tessera/device/choose_device.h"
 #include "tools/tessera/launch/standard_error.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/signal/stop_signal.h"
-#include "tools/tessera/train/fault_line.h"
 #include "tools/tessera/train/fingerprint.h"
 #include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/memory_advice.h"
@@ -31,6 +30,7 @@
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/setup.h"
+#include "train/fault_line.h"
 
 namespace tessera::tools {
 namespace {
@@ -130,7 +130,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
   options.on_stuck = [status, flight](const CommError& error,
                                       const std::vector<comm::Hello>& ranks) {
     fail_at_once(flight, error, [status, error, ranks] {
-      return "tessera: error: " + escaped_lines(fault_line(error, status->state(), ranks));
+      return "tessera: error: " + escaped_lines(train::fault_line(error, status->state(), ranks));
     });
     ::_exit(kCommunication);
   };
@@ -143,7 +143,7 @@ comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& enviro
     return comm::bootstrap(environment, options);
   } catch (const CommError& error) {
     throw CommError(error.failure(), error.culprits(), "{}",
-                    fault_line(error, status->state(), met))
+                    train::fault_line(error, status->state(), met))
         .set_fate(error.fate());
   }
 }
@@ -164,7 +164,7 @@ CommError agreed(comm::RankGroup& group, const CommError& error, const RankFligh
   }
   const std::string last = flight.last_collectives();
   return CommError(verdict->failure(), verdict->culprits(), "{}{}{}",
-                   fault_line(*verdict, group.status->state(), group.ranks),
+                   train::fault_line(*verdict, group.status->state(), group.ranks),
                    last.empty() ? "" : "\n  ", last)
       .set_fate(verdict->fate());
 }
@@ -338,7 +338,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   status->enter("start");
   const ChosenDevice chosen =
       open_device(config.train.device, environment.local_rank,
-                  default_threads(config.train.threads, environment.local_world_size));
+                  train::default_threads(config.train.threads, environment.local_world_size));
   if (config.train.memory_limit > 0)
     limit_memory(chosen.context->allocator(), static_cast<std::size_t>(config.train.memory_limit));
   comm::RankGroup group = join(config, environment, chosen.context, status, flight);
@@ -347,7 +347,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   } catch (const CommError& error) {
     throw CommError(agreed(group, error, *flight));
   } catch (const std::exception& error) {
-    if (group.ranks.size() > 1) tell_others(*group.store, environment.rank, process, error);
+    if (group.ranks.size() > 1) train::tell_others(*group.store, environment.rank, process, error);
     throw;
   }
 }

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "io/hf/gpt2.h"
+#include "core/optim/adamw.h"
 #include "kernels/attention.h"
 
 namespace tessera::tools {
@@ -15,8 +15,7 @@ namespace {
 // Copies the stored model's shape to keys that the user did not set.
 // @param given_wins  allow keys set by the user to differ
 // @return the differences, one phrase each
-std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& stored,
-                                     bool given_wins) {
+std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored, bool given_wins) {
   std::vector<std::string> differences;
   const auto adopt = [&](const char* key, auto& value, auto theirs, bool is_set = true) {
     const bool given = is_set && config.given.contains(key);
@@ -24,6 +23,7 @@ std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& s
       differences.push_back(fmt::format("{} is {}, but the model has {}", key, value, theirs));
     if (!given) value = theirs;
   };
+  adopt("model.arch", config.model.arch, stored.family);
   adopt("model.n_layer", config.model.n_layer, stored.n_layer);
   adopt("model.n_head", config.model.n_head, stored.n_head);
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
@@ -42,7 +42,7 @@ std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& s
                                const std::vector<io::TensorInfo>& found,
                                const std::string& source) {
   const auto comparison =
-      io::compare_tensors(io::gpt2_tensors(model_section(model_of(config))), found);
+      io::compare_tensors(train::tensors_of(*models::make_model(model_of(config))), found);
   throw InvalidArgument(
       "the keys do not match the model in {}: {}; leave {} out to use the model's{}{}", source,
       fmt::join(differences, "; "), differences.size() == 1 ? "the key" : "these keys",
@@ -54,7 +54,7 @@ std::vector<std::string> adopt_shape(Config& config, const models::Gpt2Config& s
 
 constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
 
-io::TokenizerPtr tokenizer_of(const TrainerState& state) {
+io::TokenizerPtr tokenizer_of(const train::TrainerState& state) {
   const auto json = nlohmann::json::parse(state.tokenizer);
   return json.is_null() ? nullptr : io::tokenizer_from_json(json);
 }
@@ -86,8 +86,8 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source) {
   if (const io::CheckpointReader* checkpoint = source.checkpoint()) {
     const io::CheckpointIndex& index = checkpoint->index();
     if (!index.trainer) return nullptr;
-    return tokenizer_of(parse_trainer_state(checkpoint->trainer_json(),
-                                            (checkpoint->path() / index.trainer->file).string()));
+    return tokenizer_of(train::parse_trainer_state(
+        checkpoint->trainer_json(), (checkpoint->path() / index.trainer->file).string()));
   }
   const auto file = source.path() / kTokenizerFile;
   return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
@@ -98,9 +98,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const io::LoadPolicy policy = io::parse_load_policy(config.checkpoint.load_policy);
   std::int64_t positions = 0;
   io::TokenizerPtr tokenizer;
-  const auto adopt = [&](const nlohmann::json& section, const std::string& source,
+  const auto adopt = [&](const std::string& section, const std::string& source,
                          const std::vector<io::TensorInfo>& tensors, bool given_wins) {
-    const models::Gpt2Config stored = parse_model_section(section, source);
+    const models::Arch stored = models::parse_arch(section, source);
     const auto differences = adopt_shape(config, stored, given_wins);
     if (!differences.empty()) refuse_shape(config, differences, tensors, source);
     positions = std::max(stored.seq_len, config.model.seq_len);
@@ -109,15 +109,15 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const std::vector<std::string>& chosen = config.checkpoint.load_tensors;
   if (resume) {
     setup.resume = io::CheckpointReader::open(*resume);
-    adopt(nlohmann::json::parse(setup.resume->index().model_config), resume->string(),
-          setup.resume->source(io::Section::Model).tensors(), any_fit);
-    setup.state = read_trainer_state(*setup.resume);
+    adopt(setup.resume->index().model_config, resume->string(),
+          setup.resume->source(io::kModelSection).tensors(), any_fit);
+    setup.state = train::read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
     // Unselected tensors may have other shapes.
-    adopt(setup.init_from->config(), setup.init_from->path().string(), setup.init_from->tensors(),
-          any_fit || !chosen.empty());
+    adopt(setup.init_from->config().dump(), setup.init_from->path().string(),
+          setup.init_from->tensors(), any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
@@ -168,8 +168,11 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   setup.model = model_of(config);
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
-  if (setup.resume) setup.load = plan_resume(*setup.resume, setup.model, policy);
-  if (setup.init_from) setup.load = plan_weights(*setup.init_from, setup.model, policy, chosen);
+  const auto tensors = train::tensors_of(*models::make_model(setup.model));
+  if (setup.resume)
+    setup.load =
+        train::plan_resume(*setup.resume, tensors, make_optimizer(config)->state_names(), policy);
+  if (setup.init_from) setup.load = train::plan_weights(*setup.init_from, tensors, policy, chosen);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
     const auto before = nlohmann::json::parse(setup.state.config);
@@ -188,8 +191,9 @@ std::int64_t prompt_tokens(const RunSetup& setup) {
   return std::ssize(setup.dataset.tokenizer->encode(prompt, "train.sample_prompt"));
 }
 
-models::Gpt2Config model_of(const Config& config) {
-  return {.n_layer = config.model.n_layer,
+models::Arch model_of(const Config& config) {
+  return {.family = config.model.arch,
+          .n_layer = config.model.n_layer,
           .n_head = config.model.n_head,
           .n_embd = config.model.n_embd,
           .vocab_size = config.model.vocab_size,
@@ -223,21 +227,32 @@ int shard_group_size(const Config& config, int world_size, int local_world_size)
                                 group > 0 ? group : local_world_size);
 }
 
-TrainerOptions trainer_options(const Config& config) {
-  return {.global_batch = config.train.global_batch,
-          .micro_batch = config.train.micro_batch,
-          .skip_nonfinite = config.train.nonfinite == "skip",
+train::LossFunction loss_of(models::LanguageModel& model) {
+  return [&model](const train::Batch& batch, double scale) {
+    return model.loss(batch.tokens, batch.targets, scale);
+  };
+}
+
+train::TrainerOptions trainer_options(const Config& config) {
+  return {.skip_nonfinite = config.train.nonfinite == "skip",
           .exchange = {},
           .clip_norm = config.optim.clip_norm,
           .seed = static_cast<std::uint64_t>(config.train.seed),
-          .adamw = {config.optim.beta1, config.optim.beta2, config.optim.eps,
-                    config.optim.weight_decay},
           .schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
                        config.optim.min_lr, config.optim.warmup_steps, config.train.steps}};
 }
 
-void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag) {
-  const std::int64_t head_dim = model.n_embd / model.n_head;
+train::LoaderOptions loader_options(const Config& config) {
+  return {config.train.global_batch, config.train.micro_batch};
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
+  return std::make_unique<optim::AdamW>(optim::AdamWOptions{
+      config.optim.beta1, config.optim.beta2, config.optim.eps, config.optim.weight_decay});
+}
+
+void require_head_dim(const models::Arch& model, Device device, std::string_view cpu_flag) {
+  const std::int64_t head_dim = model.head_dim();
   require<Unsupported>(device.type != DeviceType::CUDA || head_dim <= kernels::kMostCudaHeadDim,
                        "model.n_embd {} over model.n_head {} is a head_dim of {}, and the GPU "
                        "kernels support at most {}; raise "

@@ -8,22 +8,23 @@
 
 #include "comm/sharding/shard_spec.h"
 #include "core/base/device.h"
+#include "core/optim/optimizer.h"
 #include "io/checkpoint/reader.h"
 #include "io/data/dataset.h"
 #include "io/data/sampler.h"
 #include "io/hf/model_source.h"
-#include "models/gpt2_config.h"
+#include "models/language_model.h"
 #include "tools/tessera/config/config.h"
 #include "tools/tessera/train/checkpoints.h"
-#include "tools/tessera/train/load_state.h"
-#include "tools/tessera/train/trainer.h"
+#include "train/load_state.h"
+#include "train/trainer.h"
 
 namespace tessera::tools {
 
 /// The configuration resolved against the checkpoint, model and data that it names.
 struct RunSetup {
-  Config config;             ///< resolved
-  models::Gpt2Config model;  ///< seq_len: number of positions; rows may be shorter
+  Config config;       ///< resolved
+  models::Arch model;  ///< seq_len: number of positions; rows may be shorter
   io::Dataset dataset;
   std::unique_ptr<io::Sampler> train;
   std::unique_ptr<io::Sampler> val;  ///< null: no validation data
@@ -31,8 +32,8 @@ struct RunSetup {
   std::optional<io::CheckpointReader> resume;  ///< checkpoint to resume from
   std::unique_ptr<io::ModelSource>
       init_from;                   ///< initial weights; if both are empty: random weights
-  TrainerState state;              ///< zeros for a new run
-  LoadPlan load;                   ///< tensors to load
+  train::TrainerState state;       ///< zeros for a new run
+  train::LoadPlan load;            ///< tensors to load
   std::vector<std::string> notes;  ///< shown before the first step
 };
 
@@ -57,12 +58,17 @@ comm::ShardSpec shard_spec_of(const Config& config);
 /// @throws InvalidArgument if groups of that size don't fit
 int shard_group_size(const Config& config, int world_size, int local_world_size);
 
-TrainerOptions trainer_options(const Config& config);
+/// The model's loss as the trainer calls it. `model` must outlive the result.
+train::LossFunction loss_of(models::LanguageModel& model);
 
-models::Gpt2Config model_of(const Config& config);
+train::TrainerOptions trainer_options(const Config& config);
+train::LoaderOptions loader_options(const Config& config);
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config);
+
+models::Arch model_of(const Config& config);
 
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels
-void require_head_dim(const models::Gpt2Config& model, Device device, std::string_view cpu_flag);
+void require_head_dim(const models::Arch& model, Device device, std::string_view cpu_flag);
 
 }  // namespace tessera::tools

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "models/gpt2.h"
+#include "models/language_model.h"
 #include "tools/tessera/train/memory_plan.h"
 
 namespace tessera::tools {
@@ -82,16 +82,17 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                         const comm::ShardedModel& sharded, const comm::Communicator& communicator,
                         Context& context, const RankPlan& plan) {
   const Config& config = setup.config;
-  const models::Gpt2Config& model = setup.model;
+  const models::Arch& model = setup.model;
   const int world_size = communicator.world_size();
+  const std::int64_t parameters = sharded.module().parameter_count();
   std::vector<std::pair<std::string, std::string>> rows = {
       {"run", config.run.out},
       {"start", start_text(setup)},
       {"model",
-       fmt::format("gpt2, {} layers, {} heads, width {}, {} positions, vocabulary {}",
+       fmt::format("{}, {} layers, {} heads, width {}, {} positions, vocabulary {}", model.family,
                    model.n_layer, model.n_head, model.n_embd, model.seq_len, model.vocab_size)},
-      {"parameters", fmt::format("{} ({})", model.parameter_count(),
-                                 format_count(static_cast<double>(model.parameter_count())))},
+      {"parameters",
+       fmt::format("{} ({})", parameters, format_count(static_cast<double>(parameters)))},
       {"precision", precision_text(config.train.precision)},
       {"sharding", world_size == 1
                        ? std::string("1 rank holds everything")
@@ -109,7 +110,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
 }
 
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
-                        const MetricsWriter& metrics, const TrainerState& state,
+                        const train::MetricsWriter& metrics, const train::TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
                         std::optional<std::int64_t> saved, const Context& context,
                         const RankPlan& plan) {
@@ -119,7 +120,7 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
   if (!train.empty()) {
     std::vector<double> losses;
     losses.reserve(train.size());
-    for (const LossPoint& point : train) losses.push_back(point.loss);
+    for (const train::LossPoint& point : train) losses.push_back(point.loss);
     rows.emplace_back("loss", fmt::format("{:.4f} -> {:.4f}  {}", losses.front(), losses.back(),
                                           sparkline(losses, std::clamp(style.width - 40, 10, 60))));
   }

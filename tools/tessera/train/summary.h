@@ -7,9 +7,9 @@
 
 #include "comm/sharding/sharded_model.h"
 #include "tools/tessera/report/console.h"
-#include "tools/tessera/report/metrics.h"
 #include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/setup.h"
+#include "train/metrics.h"
 
 namespace tessera::tools {
 
@@ -22,7 +22,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
 /// @param signal  the signal that stopped the run, or 0
 /// @param saved   step of the run's newest checkpoint, if any
 std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
-                        const MetricsWriter& metrics, const TrainerState& state,
+                        const train::MetricsWriter& metrics, const train::TrainerState& state,
                         std::int64_t first_step, double seconds, int signal,
                         std::optional<std::int64_t> saved, const Context& context,
                         const RankPlan& plan);

@@ -43,7 +43,7 @@ RestartOptions restart_options(const Options& options, const Config& config,
       return false;
     }
   };
-  restarts.newest_step = [directory = config.run.out] { return newest_step(directory); };
+  restarts.newest_step = [directory = config.run.out] { return train::newest_step(directory); };
   // A restart resumes from the run's own newest checkpoint, if any.
   restarts.arguments = [config, arguments](bool has_checkpoint) {
     std::vector<std::string> again = arguments;

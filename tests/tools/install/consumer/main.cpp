@@ -15,6 +15,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/reduction.h"
 #include "core/ops/unary.h"
+#include "core/optim/adamw.h"
 #include "io/consolidate/consolidate.h"
 #include "io/data/sampler.h"
 #include "io/safetensors/writer.h"
@@ -68,13 +69,12 @@ double train() {
   const ts::comm::Mesh mesh(*alone);
   Net net;
   ts::comm::ShardedModel model(net, mesh, {}, context);
-  model.load([](const ts::Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
-    ts::initialize_range(p, 1, begin, end, out);
-  });
+  model.initialize(1);
   std::array<float, 32> points{};
   for (std::size_t i = 0; i < points.size(); ++i) points[i] = static_cast<float>(i) / 16 - 1;
   const auto x = ts::Tensor::from(context, {32, 1}, std::span<const float>(points));
   const auto factor = ts::Tensor::full(context, {1}, ts::DType::F32, 1.0);
+  const ts::optim::AdamW adamw({.weight_decay = 0});
   double last = 0;
   for (int step = 1; step <= 200; ++step) {
     model.begin_micro_batch(true, true);
@@ -82,7 +82,7 @@ double train() {
     const ts::Tensor loss = ts::ops::mean(error * error);
     ts::autograd::backward(loss);
     model.end_micro_batch();
-    model.step({.weight_decay = 0}, 1e-2, step, factor);
+    model.step(adamw, {.lr = 1e-2, .step = step, .factor = factor});
     last = loss.item();
   }
   return last;

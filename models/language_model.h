@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/nn/layers.h"
+#include "models/arch.h"
+
+namespace tessera::models {
+
+/// A decoder of tokens: what training, evaluation and sampling need of a model.
+class LanguageModel : public nn::Module {
+ public:
+  const Arch& arch() const { return arch_; }
+
+  /// scale * sum of cross-entropies in nats.
+  /// @param tokens   [B, T] i32, T <= seq_len
+  /// @param targets  [B, T] i32, -1: ignored
+  /// @param scale    e.g. 1 / (tokens of the whole step)
+  /// @return         [1], f32. Must be the root of backward; see ops::linear_cross_entropy.
+  virtual Tensor loss(const Tensor& tokens, const Tensor& targets, double scale) = 0;
+
+  /// @param tokens  [B, T] i32
+  /// @return        [B, T, V], dtype of the parameters (all logits: for small models and tests)
+  virtual Tensor logits(const Tensor& tokens) = 0;
+
+  /// Decoding: appends T new tokens to the cache and returns the logits of the last one.
+  /// @param tokens  [B, T] i32; cache.past + T <= cache.capacity() <= seq_len
+  /// @return        [B, V], accumulator dtype. Not differentiable.
+  virtual Tensor decode(const Tensor& tokens, nn::KvCache& cache) = 0;
+
+ protected:
+  /// @throws InvalidArgument on a shape that does not fit
+  explicit LanguageModel(const Arch& arch) : arch_(arch) { arch_.validate(); }
+
+ private:
+  Arch arch_;
+};
+
+/// Names of the families in this build.
+std::vector<std::string_view> families();
+/// @param what  named in the error: "model.arch"
+/// @throws Unsupported if this build has no such family
+void require_family(const std::string& family, const std::string& what);
+
+/// A model without memory for its parameters. @throws Unsupported, InvalidArgument
+std::unique_ptr<LanguageModel> make_model(const Arch& arch);
+
+}  // namespace tessera::models

@@ -1,0 +1,249 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/nn/layers.h"
+#include "core/nn/unit.h"
+#include "core/ops/activation.h"
+#include "core/ops/elementwise.h"
+#include "core/ops/reduction.h"
+#include "core/optim/adamw.h"
+#include "io/checkpoint/find.h"
+#include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
+#include "train/checkpoints.h"
+#include "train/loader.h"
+#include "train/step.h"
+
+using namespace tessera;
+using namespace tessera::train;
+
+namespace {
+
+struct Net : nn::Module {
+  nn::Linear up{*this, "up", {.in = 4, .out = 16}};
+  nn::Linear down{*this, "down", {.in = 16, .out = 1}};
+  Tensor operator()(const Tensor& x) { return nn::unit(down, ops::gelu(nn::unit(up, x))); }
+};
+
+// Momentum without bias correction: one state tensor.
+class Momentum final : public optim::Optimizer {
+ public:
+  std::vector<std::string> state_names() const override { return {"momentum"}; }
+  void update(const optim::Segment& segment, const optim::UpdateOptions& options) const override {
+    auto* const w = segment.param.data<float>();
+    auto* const m = segment.state[0].data<float>();
+    const auto* const g = segment.grad.data<float>();
+    const float factor = options.factor.to_vector<float>()[0];
+    if (std::isnan(factor)) return;
+    for (std::int64_t i = 0; i < segment.param.numel(); ++i) {
+      m[i] = 0.9F * m[i] + factor * g[i];
+      w[i] -= static_cast<float>(options.lr) * m[i];
+    }
+  }
+};
+
+constexpr std::int64_t kBatch = 12;
+
+// Sample s as a row of four numbers; the target is their sum.
+Tensor rows(const std::shared_ptr<Context>& context, std::int64_t first, std::int64_t count) {
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < 4 * count; ++i)
+    values.push_back(std::sin(static_cast<float>(4 * first + i)));
+  return Tensor::from<float>(context, {count, 4}, std::span<const float>(values));
+}
+
+double train_step(Rank& rank, Net& net, comm::ShardedModel& model,
+                  const optim::Optimizer& optimizer, std::int64_t number) {
+  const std::int64_t share = kBatch / rank.world_size(), half = share / 2;
+  Step step(model, {.step = number, .micro_batches = 2, .seed = 1});
+  for (std::int64_t m = 0; m < 2; ++m) {
+    const std::int64_t first = number * kBatch + rank.rank() * share + m * half;
+    const Tensor x = rows(rank.context, first, half);
+    step.micro_batch(first, [&] {
+      const Tensor error = net(x) - ops::sum(x, 1, true);
+      return ops::sum(error * error) / static_cast<double>(kBatch);
+    });
+  }
+  return step.finish(optimizer, {.lr = 0.05, .clip_norm = 1.0}).loss;
+}
+
+std::vector<double> train_on(int world, const std::string& run, std::int64_t until,
+                             const optim::Optimizer& optimizer) {
+  std::vector<double> losses;
+  run_threads(world, [&](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+    model.initialize(3);
+    Checkpoints checkpoints(run, rank, model, optimizer);
+    for (std::int64_t step = checkpoints.load_latest(); step < until; ++step) {
+      const double loss = train_step(rank, net, model, optimizer, step);
+      if (rank.rank() == 0) losses.push_back(loss);
+      if (step % 4 == 3) checkpoints.save(step + 1);
+    }
+    checkpoints.finish(until);
+  });
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("a run with an own optimizer goes on at other numbers of ranks") {
+  const optim::AdamW adamw({.weight_decay = 0});
+  const Momentum momentum;
+  for (const optim::Optimizer* optimizer : {static_cast<const optim::Optimizer*>(&adamw),
+                                            static_cast<const optim::Optimizer*>(&momentum)}) {
+    const test::TempDir whole, parts;
+    const auto expected = train_on(1, whole.path() / "run", 30, *optimizer);
+    CHECK(expected.back() < 0.5 * expected.front());
+    std::vector<double> losses;
+    for (const auto& [world, until] : {std::pair(2, 10), {3, 18}, {1, 30}}) {
+      const auto more = train_on(world, parts.path() / "run", until, *optimizer);
+      losses.insert(losses.end(), more.begin(), more.end());
+    }
+    REQUIRE(losses.size() == expected.size());
+    for (std::size_t i = 0; i < losses.size(); ++i)
+      CHECK(losses[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+    const auto reader = io::open_checkpoint(parts.path() / "run");
+    CHECK(reader.states().size() == optimizer->state_names().size());
+  }
+}
+
+TEST_CASE("state of another optimizer is refused") {
+  const test::TempDir dir;
+  train_on(2, dir.path(), 4, Momentum());
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "has no optimizer state exp_avg: it was saved with another "
+                       "optimizer, which has momentum",
+                       train_on(2, dir.path(), 8, optim::AdamW()));
+}
+
+TEST_CASE("a damaged checkpoint is passed over by all ranks; without an intact one none starts") {
+  const test::TempDir dir;
+  const optim::AdamW adamw;
+  train_on(2, dir.path(), 8, adamw);
+  const auto damage = [&](std::int64_t step) {
+    const auto file =
+        dir.path() / "checkpoints" / io::checkpoint_name(step) / "rank-00001-of-00002.safetensors";
+    std::string data = io::read_file(file, 1 << 20);
+    data.back() = static_cast<char>(data.back() ^ 1);
+    io::write_file_atomically(file, data);
+  };
+  damage(8);
+  CHECK(train_on(3, dir.path(), 6, adamw).size() == 2);  // from step 4
+  damage(4);
+  std::filesystem::remove_all(dir.path() / "checkpoints" / io::checkpoint_name(6));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "none of the checkpoints of",
+                       train_on(2, dir.path(), 8, adamw));
+}
+
+TEST_CASE("an error of one thread ends all, and is thrown") {
+  for (int culprit = 0; culprit < 3; ++culprit) {
+    CHECK_THROWS_HOLDING(IoError, "the disk of rank",
+                         run_threads(3,
+                                     [&](Rank& rank) {
+                                       if (rank.rank() == culprit)
+                                         throw IoError("the disk of rank {} is full", culprit);
+                                       rank.exchange("never answered");
+                                     },
+                                     {.timeout = std::chrono::seconds(20)}));
+  }
+}
+
+TEST_CASE("a step counts its micro-batches") {
+  run_threads(1, [](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, {}, rank.context);
+    model.initialize(3);
+    const auto loss = [&] { return ops::sum(net(rows(rank.context, 0, 2))); };
+    Step step(model, {.micro_batches = 2});
+    step.micro_batch(0, loss);
+    CHECK_THROWS_HOLDING(InvalidArgument, "ends after 1 of 2 micro-batches",
+                         step.finish(optim::AdamW(), {}));
+    step.micro_batch(2, loss);
+    CHECK_THROWS_HOLDING(InvalidArgument, "has 2 micro-batches already", step.micro_batch(4, loss));
+  });
+}
+
+namespace {
+
+// Sample s is s, s + 1, ...; notes the thread of each read.
+class Counting final : public io::Samples {
+ public:
+  std::int64_t seq_len() const override { return 3; }
+  std::int64_t samples_per_epoch() const override { return 100; }
+  void fill_batch(std::int64_t first, std::int64_t count, std::int32_t* inputs,
+                  std::int32_t* targets) const override {
+    if (first >= fails_at) throw IoError("sample {} is gone", first);
+    {
+      const std::lock_guard lock(mutex);
+      reader[first] = std::this_thread::get_id();
+    }
+    for (std::int64_t i = 0; i < 3 * count; ++i) {
+      inputs[i] = static_cast<std::int32_t>(first + i / 3 + i % 3);
+      targets[i] = inputs[i] + 1;
+    }
+  }
+  std::int64_t fails_at = 1000;
+  mutable std::mutex mutex;
+  mutable std::map<std::int64_t, std::thread::id> reader;  // by first sample
+};
+
+}  // namespace
+
+TEST_CASE("the loader reads the next micro-batch ahead, into the next step") {
+  run_threads(2, [](Rank& rank) {
+    Counting samples;
+    Loader loader(samples, *rank.communicator, rank.context, {.global_batch = 8, .micro_batch = 2});
+    REQUIRE(loader.micro_batches() == 2);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      for (std::int64_t m = 0; m < 2; ++m) {
+        const Batch batch = loader.micro_batch(8 * step, m);
+        const std::int64_t first = 8 * step + 4 * rank.rank() + 2 * m;
+        CHECK(batch.first == first);
+        const auto tokens = batch.tokens.to_vector<std::int32_t>();
+        CHECK(tokens[0] == first);
+        CHECK(tokens[5] == first + 3);
+        CHECK(batch.targets.to_vector<std::int32_t>()[5] == first + 4);
+      }
+    }
+    // A jump, such as after an evaluation, is read at once.
+    CHECK(loader.micro_batch(80, 0).tokens.to_vector<std::int32_t>()[0] == 80 + 4 * rank.rank());
+    const std::lock_guard lock(samples.mutex);
+    for (const auto& [first, thread] : samples.reader) {
+      const bool is_first = first == 4 * rank.rank() || first >= 80;
+      if (first < 84 || is_first) CHECK((thread == std::this_thread::get_id()) == is_first);
+    }
+  });
+}
+
+TEST_CASE("an error of reading ahead is thrown where its batch is due") {
+  run_threads(1, [](Rank& rank) {
+    Counting samples;
+    samples.fails_at = 2;
+    Loader loader(samples, *rank.communicator, rank.context, {.global_batch = 1});
+    CHECK(loader.micro_batch(0, 0).first == 0);
+    CHECK(loader.micro_batch(1, 0).first == 1);
+    CHECK_THROWS_HOLDING(IoError, "sample 2 is gone", loader.micro_batch(2, 0));
+    CHECK(loader.micro_batch(1, 0).first == 1);
+  });
+}
+
+TEST_CASE("an evaluation gives every sample one target, and pads the last pass") {
+  run_threads(2, [](Rank& rank) {
+    Counting samples;
+    Loader loader(samples, *rank.communicator, rank.context, {.global_batch = 4, .micro_batch = 2});
+    CHECK(loader.passes(6) == 2);
+    const Batch last = loader.pass(1, 6);
+    CHECK(last.first == 4 + 2 * rank.rank());
+    CHECK((last.targets.to_vector<std::int32_t>()[0] < 0) == (rank.rank() == 1));
+  });
+}

@@ -1,0 +1,65 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/control/launch_environment.h"
+#include "core/base/error.h"
+#include "tools/tessera/command.h"
+#include "tools/tessera/launch/launcher.h"
+
+namespace tessera::tools {
+namespace {
+
+// The file that a shell would execute for a command.
+std::string find_program(const std::string& name) {
+  require(!name.empty(), "the name of the program is empty");
+  std::string found = name;
+  if (name.find('/') == std::string::npos) {
+    const char* const path = std::getenv("PATH");
+    std::istringstream folders(path == nullptr ? "" : path);
+    for (std::string folder; std::getline(folders, folder, ':');) {
+      found = (folder.empty() ? "." : folder) + "/" + name;
+      if (::access(found.c_str(), X_OK) == 0) return found;
+    }
+    throw InvalidArgument("no program {} in PATH; give its path, such as ./{}", name, name);
+  }
+  require(::access(found.c_str(), X_OK) == 0, "{} is not an executable file", found);
+  return found;
+}
+
+int run(int nproc, const std::vector<std::string>& command) {
+  const comm::Variables variables = comm::process_environment();
+  const comm::LaunchEnvironment environment = comm::detect_launch(variables);
+  require(environment.launcher == comm::Launcher::None,
+          "this process already is a rank ({}); start the program itself", environment.describe());
+  LaunchOptions options;
+  options.program = find_program(command.front());
+  return launch(nproc, command, options).code;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& parent) {
+  const auto nproc = std::make_shared<int>(1);
+  CLI::App* app = parent.add_subcommand("run", "Start an own program as ranks on this machine");
+  app->footer(
+      "tessera run --nproc N PROGRAM [ARGUMENT...]\n"
+      "The program joins the other ranks by train::join() or train::run(); see docs/embedding.md.");
+  app->add_option("--nproc", *nproc, "Number of ranks")->check(CLI::Range(1, 4096))->required();
+  app->prefix_command();  // the rest is the program's
+  return {app, [nproc, app] {
+            const std::vector<std::string> command = app->remaining();
+            require(!command.empty(),
+                    "no program; give it after the options: tessera run --nproc "
+                    "{} PROGRAM [ARGUMENT...]",
+                    *nproc);
+            return run(*nproc, command);
+          }};
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tessera::train {
+
+/// A file to append to. Buffers up to 1 MiB while the disk is full.
+class AppendFile {
+ public:
+  /// Opens or creates the file. @throws IoError, also if it is no regular file
+  explicit AppendFile(std::filesystem::path path);
+  ~AppendFile();
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+
+  /// @throws IoError if over 1 MiB is buffered
+  void write(std::string_view data);
+  /// Writes the buffered data. @throws IoError naming the file
+  void flush();
+  /// Error that made buffering start since the last call; else empty.
+  std::string take_warning() { return std::exchange(warning_, {}); }
+
+ private:
+  std::string write_waiting();
+
+  std::filesystem::path path_;
+  int fd_ = -1;
+  std::string waiting_;  // buffered data, of which a part may be written
+  std::string warning_;
+};
+
+}  // namespace tessera::train

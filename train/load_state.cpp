@@ -1,0 +1,146 @@
+#include "train/load_state.h"
+
+#include <chrono>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "io/source/names.h"
+
+namespace tessera::train {
+namespace {
+
+using Piece = comm::ShardedModel::Piece;
+
+constexpr const char* kRandom = "random initial values";
+constexpr const char* kZeros = "zero moments";
+
+io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
+                     std::mutex& copying) {
+  io::ReadPart part{&source, piece.parameter->name, piece.begin, piece.end, into.dtype()};
+  if (into.device().type == DeviceType::CPU) {
+    part.data = into.view().data;
+  } else {
+    part.sink = [&copying, into, begin = piece.begin](std::int64_t at, const void* values,
+                                                      std::int64_t n) {
+      const Tensor window = into.alias({n}, {1}, at - begin);
+      const std::lock_guard lock(copying);  // the device has one staging buffer
+      window.copy_from_host(values);
+    };
+  }
+  return part;
+}
+
+void start_randomly(const Piece& piece, std::uint64_t seed) {
+  fill_from_host(piece.master, [&](std::int64_t begin, std::int64_t end, float* out) {
+    initialize_range(*piece.parameter, seed, piece.begin + begin, piece.begin + end, out);
+  });
+}
+
+bool holds(const LoadPlan& plan, const io::Section& section, const std::string& name) {
+  const auto found = plan.tensors.find(section);
+  return found != plan.tensors.end() && found->second.contains(name);
+}
+
+io::ReadReport load_sections(
+    comm::ShardedModel& sharded,
+    const std::function<const io::TensorSource&(const io::Section&)>& source, const LoadPlan& plan,
+    int threads, std::uint64_t seed) {
+  std::vector<io::ReadPart> parts;
+  std::mutex copying;
+  for (const Piece& piece : sharded.held_pieces()) {
+    const auto add = [&](const io::Section& section, const Tensor& into) {
+      const bool wanted = holds(plan, section, piece.parameter->name);
+      if (wanted) parts.push_back(part_of(source(section), piece, into, copying));
+      return wanted;
+    };
+    if (!add(io::kModelSection, piece.master)) start_randomly(piece, seed);
+    for (std::size_t i = 0; i < piece.state.size(); ++i)
+      add({sharded.state_names()[i]}, piece.state[i]);
+  }
+  const io::ReadReport report = io::read_parts(parts, {.threads = threads});
+  sharded.values_changed();
+  return report;
+}
+
+}  // namespace
+
+std::vector<io::TensorInfo> tensors_of(const nn::Module& model) {
+  std::vector<io::TensorInfo> tensors;
+  for (const Parameter* p : model.parameters())
+    tensors.push_back({p->name, p->tensor.shape(), p->tensor.dtype()});
+  return tensors;
+}
+
+LoadPlan plan_resume(const io::CheckpointReader& reader,
+                     const std::vector<io::TensorInfo>& expected,
+                     const std::vector<std::string>& states, io::LoadPolicy policy) {
+  LoadPlan plan;
+  std::vector<io::Section> sections{io::kModelSection};
+  const bool any_state = reader.index().optimizer && !reader.index().optimizer->state.empty();
+  if (any_state || policy != io::LoadPolicy::Partial) {
+    for (const std::string& state : states) sections.push_back({state});
+  } else if (!states.empty()) {
+    plan.notes.push_back(
+        fmt::format("note: {} holds no optimizer state: training continues with {}",
+                    reader.path().string(), kZeros));
+  }
+  for (const io::Section& section : sections) {
+    const auto comparison = io::compare_tensors(expected, reader.source(section).tensors());
+    const std::string where = fmt::format("{}, section {}", reader.path().string(), section.name());
+    for (std::string& note :
+         io::apply_policy(comparison, policy, where, section.is_model() ? kRandom : kZeros)) {
+      plan.notes.push_back(std::move(note));
+    }
+    plan.tensors[section] = comparison.usable;
+  }
+  return plan;
+}
+
+LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo> expected,
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen) {
+  std::vector<io::TensorInfo> found = source.tensors();
+  LoadPlan plan;
+  if (!chosen.empty()) {
+    std::vector<std::string> names;
+    for (const auto* tensors : {&expected, &found}) {
+      for (const io::TensorInfo& tensor : *tensors) names.push_back(tensor.name);
+    }
+    io::check_patterns(chosen, names, "checkpoint.load_tensors", source.path().string());
+    const auto is_left = [&](const io::TensorInfo& tensor) {
+      return !io::is_chosen(chosen, tensor.name);
+    };
+    const auto left = std::erase_if(expected, is_left);
+    std::erase_if(found, is_left);
+    if (left > 0) {
+      plan.notes.push_back(
+          fmt::format("note: {} of {} tensors {} not chosen by "
+                      "checkpoint.load_tensors: {}",
+                      left, left + expected.size(), left == 1 ? "is" : "are", kRandom));
+    }
+  }
+  const auto comparison = io::compare_tensors(expected, found);
+  for (std::string& note : io::apply_policy(comparison, policy, source.path().string(), kRandom)) {
+    plan.notes.push_back(std::move(note));
+  }
+  plan.tensors[io::kModelSection] = comparison.usable;
+  return plan;
+}
+
+io::ReadReport load_training_state(comm::ShardedModel& sharded, const optim::Optimizer& optimizer,
+                                   const io::CheckpointReader& reader, const LoadPlan& plan,
+                                   int threads, std::uint64_t seed) {
+  sharded.create_optimizer_state(optimizer);
+  return load_sections(
+      sharded,
+      [&](const io::Section& section) -> const io::TensorSource& { return reader.source(section); },
+      plan, threads, seed);
+}
+
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed) {
+  return load_sections(
+      sharded, [&](const io::Section&) -> const io::TensorSource& { return source; }, plan, threads,
+      seed);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/sharding/sharded_model.h"
+#include "io/checkpoint/reader.h"
+#include "io/hf/model_source.h"
+#include "io/pump/read_parts.h"
+
+namespace tessera::train {
+
+/// Tensors to load; the others start as random weights and zero moments.
+struct LoadPlan {
+  std::map<io::Section, std::set<std::string>> tensors;
+  std::vector<std::string> notes;  ///< one sentence per group of tensors not loaded
+};
+
+/// Names and shapes of a model's parameters.
+std::vector<io::TensorInfo> tensors_of(const nn::Module& model);
+
+/// Compares all sections of a checkpoint with the run's model, whose tensors are `expected`.
+/// @param states  names of the optimizer's state tensors
+/// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
+///         optimizer state, unless the policy allows it
+LoadPlan plan_resume(const io::CheckpointReader& reader,
+                     const std::vector<io::TensorInfo>& expected,
+                     const std::vector<std::string>& states, io::LoadPolicy policy);
+/// The same for weights only.
+/// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;
+///   empty: all
+/// @throws InvalidArgument also if a pattern matches no tensor
+LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo> expected,
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen = {});
+
+/// Reads this rank's weights and moments from a checkpoint and verifies checksums. Copies to a GPU
+/// need 512 KiB per thread.
+/// @param seed  initializes the weights that are not in the plan
+/// @throws IoError, CorruptCheckpoint; the model is then partly loaded
+io::ReadReport load_training_state(comm::ShardedModel& sharded, const optim::Optimizer& optimizer,
+                                   const io::CheckpointReader& reader, const LoadPlan& plan,
+                                   int threads, std::uint64_t seed);
+/// Reads this rank's weights from a checkpoint or another source.
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed);
+
+}  // namespace tessera::train
