@@ -87,6 +87,7 @@ class TcpBackend final : public ProcessBackend {
     std::span<std::byte> in;                      // payload still to receive
     std::vector<std::span<const std::byte>> out;  // data still to send, in order
     bool has_left = false;
+    bool is_leaving = false;  // closed, with data to be read before its goodbye
 
     bool wants() const { return header_bytes < sizeof(Header) || !in.empty(); }
   };
@@ -222,6 +223,7 @@ class TcpBackend final : public ProcessBackend {
   void receive(int r, std::span<std::byte> bytes) {
     Peer& peer = peers_[index(r)];
     peer.in = bytes;
+    peer.is_leaving = false;  // if it is, the next poll finds out again
     receive_some(r, peer);
   }
 
@@ -237,7 +239,8 @@ class TcpBackend final : public ProcessBackend {
         const Peer& p = peers_[index(r)];
         if (owes(p)) owing.push_back(r);
         const int events = POLLRDHUP | (p.wants() ? POLLIN : 0) | (p.out.empty() ? 0 : POLLOUT);
-        polls_.push_back({p.has_left ? -1 : p.socket.get(), static_cast<short>(events), 0});
+        const bool is_quiet = p.has_left || (p.is_leaving && !p.wants());
+        polls_.push_back({is_quiet ? -1 : p.socket.get(), static_cast<short>(events), 0});
       });
       if (owing.empty()) return;
       const auto now = Clock::now();
@@ -310,13 +313,14 @@ class TcpBackend final : public ProcessBackend {
     }
   }
 
-  // Handles a connection closed by a peer from which no data is due. Throws if the peer is lost.
+  // Handles a connection closed by a peer from which nothing is wanted now. Throws if the peer is
+  // lost.
   void see_it_leave(int r, Peer& peer) {
     Header last;
     const ssize_t n = ::recv(peer.socket.get(), &last, sizeof(last), MSG_PEEK);
-    if (n != sizeof(last) || last.signature.sequence != kGoodbye || !peer.out.empty())
-      throw lost(r);
-    peer.has_left = true;
+    if (n <= 0 || !peer.out.empty()) throw lost(r);
+    peer.has_left = n == sizeof(last) && last.signature.sequence == kGoodbye;
+    peer.is_leaving = !peer.has_left;
   }
 
   CommError lost(int r) const { return report_.lost(*collective_, std::array{r}); }
