@@ -32,7 +32,7 @@ struct Collective {
   int root = 0;
   std::int64_t count = 0;    ///< elements of the whole buffer (of `in` for reduce_scatter)
   const void* in = nullptr;  ///< reduce_scatter only
-  void* out = nullptr;       ///< the buffer, or reduce_scatter's f32 result
+  void* out = nullptr;       ///< the buffer, or reduce_scatter's result
   std::uint64_t sequence = 0;
   std::string label = {};
   std::chrono::milliseconds deadline{0};  ///< zero: the communicator's default

@@ -54,8 +54,8 @@ WorkPtr Communicator::start_reduce_scatter(const TensorView& in, const TensorVie
   check_parts(in, world_size(), "reduce_scatter");
   require(in.dtype == DType::F32 || in.dtype == DType::BF16,
           "reduce_scatter: expected input of dtype f32 or bf16, got {}", in.dtype);
-  require(out.dtype == DType::F32, "reduce_scatter: expected output of dtype f32, got {}",
-          out.dtype);
+  const DType sum = scattered_dtype(in.dtype);
+  require(out.dtype == sum, "reduce_scatter: expected output of dtype {}, got {}", sum, out.dtype);
   require(out.numel() == in.numel() / world_size(),
           "reduce_scatter: the input has {} elements for {} ranks, so the output needs {}, got {}",
           in.numel(), world_size(), in.numel() / world_size(), out.numel());

@@ -71,8 +71,8 @@ class Communicator {
 
   /// In place: `buffer` has world_size equal parts. Fill part rank(); the others are received.
   WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options);
-  /// `in` has world_size equal parts; `out` (f32) receives the sum of part rank() over all ranks,
-  /// added in rank order in float32. in: f32 or bf16. out may not overlap in.
+  /// `in` has world_size equal parts; `out` receives the sum of part rank() over all ranks, added in
+  /// rank order in float32. in: f32 or bf16; out: scattered_dtype() of it, no overlap with in.
   WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
                                CollectiveOptions options);
   /// In place; f64, f32 or i64. Adds in rank order, so that every rank gets the same bits.
@@ -92,6 +92,9 @@ class Communicator {
   /// Discards the group after an error between the starts; waiting on its works throws
   /// InternalError. The same group may be started again.
   virtual void drop_group() noexcept {}
+
+  /// Dtype of reduce_scatter's result: f32. NCCL adds bf16 in bf16, and returns bf16.
+  virtual DType scattered_dtype(DType /*in*/) const { return DType::F32; }
 
   /// Sum over the collectives that were started. The bytes are those of the algorithms that move
   /// least, whatever a backend does.

@@ -43,8 +43,8 @@ std::unique_ptr<NcclDriver> open_nccl(Context& context, const std::string& plugi
 /// buffers are staged through the device; wait() blocks for them and for barriers.
 ///
 /// NCCL chooses the order of sums, so that the last bits may differ from other backends, but not
-/// between ranks or runs of the same shape. Unsupported: reduce-scatter of bf16, which would round
-/// at every hop, and maximum of floating point, which would drop NaN.
+/// between ranks or runs of the same shape. A reduce-scatter of bf16 adds in bf16: it rounds at every
+/// hop. Unsupported: maximum of floating point, which would drop NaN.
 ///
 /// A group (see Communicator::begin_group) is one launch, after the compute stream's work queued
 /// before end_group(), and counts as one collective below.

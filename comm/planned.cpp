@@ -24,6 +24,7 @@ class PlannedCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return world_; }
   std::string_view backend() const override { return backend_; }
+  DType scattered_dtype(DType in) const override { return backend_ == "nccl" ? in : DType::F32; }
 
   WorkPtr start(Collective c) override {
     const bool reduces =

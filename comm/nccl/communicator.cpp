@@ -34,14 +34,10 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return core_->rank(); }
   int world_size() const override { return core_->world_size(); }
   std::string_view backend() const override { return "nccl"; }
+  DType scattered_dtype(DType in) const override { return in; }
 
   WorkPtr start(Collective collective) override {
-    if (collective.kind == CollectiveKind::ReduceScatter) {
-      require<Unsupported>(collective.dtype == DType::F32,
-                           "reduce_scatter of {} over nccl would round at every hop; use "
-                           "float32, or comm.backend=shm or tcp",
-                           collective.dtype);
-    } else if (collective.kind == CollectiveKind::AllReduce) {
+    if (collective.kind == CollectiveKind::AllReduce) {
       require<Unsupported>(collective.op == ReduceOp::Sum || collective.dtype == DType::I64,
                            "all_reduce max of {} over nccl may drop NaN; use comm.backend=shm "
                            "or tcp",
@@ -63,8 +59,7 @@ class NcclCommunicator final : public Communicator {
       item->host_waits = true;
       std::size_t out_bytes = call.bytes();
       if (call.kind == CollectiveKind::ReduceScatter) {
-        out_bytes /=
-            static_cast<std::size_t>(world_size());  // the result is float32, like the input
+        out_bytes /= static_cast<std::size_t>(world_size());
         call.in = stage(*item, const_cast<void*>(call.in), call.bytes(), false);
       }
       call.out = stage(*item, call.out, out_bytes, !is_barrier);

@@ -77,6 +77,6 @@ class NcclDriver {
 using NcclOpener = std::function<std::unique_ptr<NcclDriver>(Context& context)>;
 
 /// Changes with every incompatible change of the interface.
-inline constexpr int kNcclPluginVersion = 4;
+inline constexpr int kNcclPluginVersion = 5;
 
 }  // namespace tessera::comm

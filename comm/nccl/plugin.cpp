@@ -21,6 +21,8 @@ ncclDataType_t reduced_type(DType dtype) {
       return ncclFloat32;
     case DType::F64:
       return ncclFloat64;
+    case DType::BF16:
+      return ncclBfloat16;
     case DType::I64:
       return ncclInt64;
     default:

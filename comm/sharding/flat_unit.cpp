@@ -213,8 +213,9 @@ void FlatUnit::start_reduce(bool last) {
     }
     // The sum can't be written over the buffer that it is computed from.
     const bool overlaps = !splits_gradients_ && !narrow_.defined() && spec_.gradient == DType::F32;
-    if (has_sum_ || overlaps)
-      arriving_ = Tensor::empty(context_, {segment_size()}, DType::F32, MemoryCategory::Gradients,
+    const DType sum = shard_.scattered_dtype(in.dtype());
+    if (has_sum_ || overlaps || sum != DType::F32)
+      arriving_ = Tensor::empty(context_, {segment_size()}, sum, MemoryCategory::Gradients,
                                 name() + " arriving");
     const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
     reducing_ = shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"));

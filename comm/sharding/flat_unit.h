@@ -110,7 +110,7 @@ class FlatUnit final : private StorageSupplier {
   std::shared_ptr<Storage> whole_gradient_;  // [padded] gradient dtype
   Tensor whole_gradient_view_;
   Tensor gradient_;       // [segment] f32
-  Tensor arriving_;       // [segment] f32: a sum to be added to or moved into gradient_
+  Tensor arriving_;       // [segment] a sum to be added to or moved into gradient_
   Tensor narrow_;         // [padded] reduction dtype, if it is not the gradient dtype
   bool has_sum_ = false;  // gradient_ has the sum of the step's micro-batches so far
   bool reduced_ = false;

@@ -42,11 +42,19 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 // Compares sums of value(): exactly, or within the rounding of another summation order.
 template <typename T>
 bool same_sums(const std::vector<T>& a, const std::vector<T>& b, bool exact) {
-  if (exact || !std::is_floating_point_v<T>) return same_bits(a, b);
-  constexpr double kLargestTerm = 1001.0;
-  const double allowed = (sizeof(T) == 4 ? 1e-6 : 1e-15) * 8 * kLargestTerm;
+  constexpr bool kIsBf16 = std::is_same_v<T, BFloat16>;
+  if (exact || !(std::is_floating_point_v<T> || kIsBf16)) return same_bits(a, b);
+  constexpr double kLargestTerm = 1001.0, kRounding = kIsBf16          ? 4e-3
+                                                      : sizeof(T) == 4 ? 1e-6
+                                                                       : 1e-15;
+  const auto wide = [](T x) {
+    if constexpr (kIsBf16)
+      return static_cast<double>(static_cast<float>(x));
+    else
+      return static_cast<double>(x);
+  };
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](T x, T y) {
-    return std::abs(static_cast<double>(x) - static_cast<double>(y)) <= allowed;
+    return std::abs(wide(x) - wide(y)) <= kRounding * 8 * kLargestTerm;
   });
 }
 
@@ -72,7 +80,7 @@ void check_all_gather(comm::Communicator& c, std::int64_t part) {
   expect(same_bits(buffer, wanted), "all_gather", c.rank(), part);
 }
 
-template <typename T>
+template <typename T, typename Sum = float>
 void check_reduce_scatter(comm::Communicator& c, std::int64_t part, bool exact) {
   const int world = c.world_size();
   std::vector<T> in(static_cast<std::size_t>(part * world));
@@ -80,15 +88,16 @@ void check_reduce_scatter(comm::Communicator& c, std::int64_t part, bool exact) 
     in[i] = value<T>(c.rank(), static_cast<std::int64_t>(i));
   }
   const std::vector<T> before = in;
-  std::vector<float> out(static_cast<std::size_t>(part), -1.0F), wanted(out.size());
+  std::vector<Sum> out(static_cast<std::size_t>(part), Sum(-1.0F)), wanted(out.size());
   for (std::int64_t i = 0; i < part; ++i) {
     const std::int64_t at = c.rank() * part + i;
-    float sum = static_cast<float>(value<T>(0, at));
-    for (int r = 1; r < world; ++r) sum += static_cast<float>(value<T>(r, at));
+    Sum sum(static_cast<float>(value<T>(0, at)));
+    for (int r = 1; r < world; ++r)
+      sum = Sum(static_cast<float>(sum) + static_cast<float>(value<T>(r, at)));
     wanted[static_cast<std::size_t>(i)] = sum;
   }
   Mirror<T> in_mirror(in);
-  Mirror<float> out_mirror(out);
+  Mirror<Sum> out_mirror(out);
   c.reduce_scatter(in_mirror.view(), out_mirror.view(), {.label = "scatter", .deadline = 20s});
   in_mirror.fetch();
   out_mirror.fetch();
@@ -163,7 +172,6 @@ inline void check_group(comm::Communicator& c, std::int64_t part) {
 /// Limits of a communicator.
 struct CollectiveLimits {
   bool sums_in_rank_order = true;
-  bool bf16_sums = true;
   bool floating_max = true;
 };
 
@@ -176,7 +184,10 @@ inline void check_everything(comm::Communicator& c, const CollectiveLimits& limi
     check_all_gather<std::uint8_t>(c, count);
     const bool exact = limits.sums_in_rank_order;
     check_reduce_scatter<float>(c, count, exact);
-    if (limits.bf16_sums) check_reduce_scatter<BFloat16>(c, count, exact);
+    if (c.scattered_dtype(DType::BF16) == DType::BF16)
+      check_reduce_scatter<BFloat16, BFloat16>(c, count, exact);
+    else
+      check_reduce_scatter<BFloat16>(c, count, exact);
     for (const comm::ReduceOp op : {comm::ReduceOp::Sum, comm::ReduceOp::Max}) {
       check_all_reduce<std::int64_t>(c, count, op, exact);
       if (op == comm::ReduceOp::Max && !limits.floating_max) continue;

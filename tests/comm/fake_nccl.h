@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/nccl/driver.h"
@@ -183,6 +184,7 @@ class FakeNccl final : public comm::NcclDriver {
       case CollectiveKind::AllGather:
         return peers_->all_gather(out, {});
       case CollectiveKind::ReduceScatter:
+        if (c.dtype == DType::BF16) return reduce_scatter_bf16(c);
         return peers_->reduce_scatter(view(c.in, c.dtype, c.count),
                                       view(c.out, DType::F32, c.count / peers_->world_size()), {});
       case CollectiveKind::AllReduce:
@@ -191,6 +193,23 @@ class FakeNccl final : public comm::NcclDriver {
         return peers_->broadcast(out, c.root, {});
       case CollectiveKind::Barrier:
         throw InternalError("a barrier reached NCCL");
+    }
+  }
+
+  // Rounds every sum, as NCCL does.
+  void reduce_scatter_bf16(const comm::Collective& c) {
+    const auto world = static_cast<std::size_t>(peers_->world_size());
+    const auto rank = static_cast<std::size_t>(peers_->rank());
+    const auto count = static_cast<std::size_t>(c.count), part = count / world;
+    std::vector<BFloat16> all(count * world);
+    std::memcpy(all.data() + rank * count, c.in, c.bytes());
+    peers_->all_gather(dense_view(all.data(), DType::BF16, {c.count * peers_->world_size()}), {});
+    auto* const out = static_cast<BFloat16*>(c.out);
+    for (std::size_t i = 0; i < part; ++i) {
+      out[i] = all[rank * part + i];
+      for (std::size_t r = 1; r < world; ++r)
+        out[i] = BFloat16(static_cast<float>(out[i]) +
+                          static_cast<float>(all[r * count + rank * part + i]));
     }
   }
 

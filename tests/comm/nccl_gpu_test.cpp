@@ -19,8 +19,7 @@ using namespace tessera::test;
 namespace {
 
 constexpr const char* kSkipped = "skipped: ";
-constexpr CollectiveLimits kLimits{
-    .sums_in_rank_order = false, .bf16_sums = false, .floating_max = false};
+constexpr CollectiveLimits kLimits{.sums_in_rank_order = false, .floating_max = false};
 
 using Body = std::function<std::string(comm::Communicator&, int rank)>;
 

@@ -54,8 +54,7 @@ void work_until_failure(comm::Communicator& c) {
 TEST_CASE("collectives of subgroups give the values of a communicator over their ranks") {
   for_each_backend([](const std::string& backend) {
     const bool is_nccl = backend == "nccl";
-    const CollectiveLimits limits{
-        .sums_in_rank_order = true, .bf16_sums = !is_nccl, .floating_max = !is_nccl};
+    const CollectiveLimits limits{.sums_in_rank_order = true, .floating_max = !is_nccl};
     for (const Mesh& mesh : kMeshes) {
       CAPTURE(mesh.rows);
       CAPTURE(mesh.columns);

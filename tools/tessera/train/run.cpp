@@ -253,10 +253,6 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
         });
     recorder = flight.open();
     group.communicator->set_recorder(recorder);
-    require<Unsupported>(
-        config.shard.reduce_dtype == "f32" || group.communicator->backend() != "nccl",
-        "shard.reduce_dtype bf16 is not available with comm.backend nccl, which "
-        "would add up in bf16; leave the key out");
     RunSetup setup = set_up(config, environment.world_size,
                             resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
     require_head_dim(setup.model, context->device(), "--train.device cpu");
