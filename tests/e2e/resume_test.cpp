@@ -39,7 +39,68 @@ void check_same(const fs::path& run, const fs::path& expected) {
   CHECK(inspect(run).at("digest") == inspect(expected).at("digest"));
 }
 
+// A run of `steps` steps that is killed under each setting in turn, and ends under the last one.
+struct Setting {
+  std::string mode;
+  int world = 1;
+};
+
+Metrics killed_run(const Fixture& fixture, const std::vector<Setting>& settings, int steps,
+                   const Arguments& more = {}) {
+  const std::string run = fixture.dir.file("killed");
+  for (std::size_t i = 0; i < settings.size(); ++i) {
+    const auto& [mode, world] = settings[i];
+    const bool is_last = i + 1 == settings.size();
+    CAPTURE(mode);
+    const auto command =
+        joined(joined(small_run(fixture.text, run, world, is_last ? steps : 100'000),
+                      {"--train.global_batch=12", "--checkpoint.every=2", "--shard.mode=" + mode}),
+               joined(mode == "hybrid" ? Arguments{"--shard.group=2"} : Arguments{}, more));
+    const std::int64_t before = last_step(run);
+    if (is_last) {
+      REQUIRE(before + 4 < steps);
+      CHECK(holds(run_to(0, command).err, ", from " + run + "/checkpoints/step-"));
+    } else {
+      CliProcess process(command);
+      wait_for_step(run, std::max<std::int64_t>(before, 0) + 6);
+      process.signal_group(SIGKILL);
+      REQUIRE(process.wait(std::chrono::seconds(10)).signal == SIGKILL);
+    }
+  }
+  CHECK(inspect(run).at("world_size") == settings.back().world);
+  return read_metrics(run);
+}
+
 }  // namespace
+
+TEST_CASE_FIXTURE(Fixture,
+                  "a run killed under one sharding mode resumes under another, at any size") {
+  const Metrics killed = killed_run(
+      *this, {{"full", 2}, {"optimizer", 3}, {"hybrid", 4}, {"none", 1}, {"gradients", 2}}, 60);
+  const std::string calm = dir.file("calm");
+  run_to(0, joined(small_run(text, calm, 2, 60), {"--train.global_batch=12"}));
+  const Metrics expected = read_metrics(calm);
+  REQUIRE(killed.steps.size() == 60);
+  for (std::size_t i = 0; i < 60; ++i) {
+    CAPTURE(i);
+    // Other world sizes add in another order.
+    CHECK(relative(killed.steps[i].loss, expected.steps[i].loss) < 1e-5);
+  }
+}
+
+TEST_CASE_FIXTURE(Fixture, "at one world size, sharding modes continue each other bit for bit") {
+  // Clipping is off, because the norm's sum of squares depends on the segments.
+  const Arguments no_clipping = {"--optim.clip_norm=0"};
+  const Metrics killed =
+      killed_run(*this, {{"none", 2}, {"gradients", 2}, {"full", 2}, {"optimizer", 2}, {"full", 2}},
+                 60, no_clipping);
+  const std::string calm = dir.file("calm");
+  run_to(0, joined(joined(small_run(text, calm, 2, 60), {"--train.global_batch=12"}), no_clipping));
+  const Metrics expected = read_metrics(calm);
+  REQUIRE(killed.steps.size() == 60);
+  for (std::size_t i = 0; i < 60; ++i) CHECK(killed.steps[i].loss == expected.steps[i].loss);
+  CHECK(inspect(dir.file("killed")).at("digest") == inspect(calm).at("digest"));
+}
 
 TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end like undisturbed ones") {
   constexpr int kKills = 4;
