@@ -87,16 +87,15 @@ std::string Trainer::find_culprit(std::int64_t number, std::int64_t position, Lo
     // Removes the observer on errors, too.
     const auto off = [this](void*) { model_.observe_gradients({}); };
     const std::unique_ptr<void, decltype(off)> guard(this, off);
-    model_.observe_gradients([&](const comm::FlatUnit& unit) {
-      mine.gradients.add(comm::non_finite_gradients(context, unit));
-    });
+    model_.observe_gradients(
+        [&](const comm::FlatUnit& unit) { mine.gradients.add(comm::non_finite_gradients(unit)); });
     run_all(step, position, data);
   }
   const double loss = step.local_loss();
   if (!std::isfinite(loss)) mine.loss = non_finite_word(loss);
   const StepTotals again = step.sum();
-  if (!std::isfinite(again.grad_norm)) mine.sums.add(comm::non_finite_sums(context, model_));
-  mine.weights.add(comm::non_finite_weights(context, model_));
+  if (!std::isfinite(again.grad_norm)) mine.sums.add(comm::non_finite_sums(model_));
+  mine.weights.add(comm::non_finite_weights(model_));
 
   std::vector<StepFindings> ranks;
   if (options_.exchange) {

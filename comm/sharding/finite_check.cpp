@@ -25,8 +25,9 @@ std::string word(float value) {
 }
 
 // @param begin  position of the first of `values` in the parameter
-void look(Context& context, const Tensor& values, const std::string& name, const Shape& shape,
-          std::int64_t begin, std::vector<NonFinite>& found) {
+void look(const Tensor& values, const std::string& name, const Shape& shape, std::int64_t begin,
+          std::vector<NonFinite>& found) {
+  Context& context = *values.context();
   Tensor floats = values;
   if (values.dtype() != DType::F32) {
     floats = Tensor::empty(values.context(), values.shape(), DType::F32, MemoryCategory::Workspace,
@@ -45,16 +46,16 @@ void look(Context& context, const Tensor& values, const std::string& name, const
 
 }  // namespace
 
-std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit) {
+std::vector<NonFinite> non_finite_gradients(const FlatUnit& unit) {
   std::vector<NonFinite> found;
   for (auto p = unit.parameters().rbegin(); p != unit.parameters().rend(); ++p) {
     const Tensor& tensor = (*p)->tensor;
-    if (tensor.grad().defined()) look(context, tensor.grad(), (*p)->name, tensor.shape(), 0, found);
+    if (tensor.grad().defined()) look(tensor.grad(), (*p)->name, tensor.shape(), 0, found);
   }
   return found;
 }
 
-std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model) {
+std::vector<NonFinite> non_finite_sums(const ShardedModel& model) {
   std::vector<NonFinite> found;
   for (const auto& unit : model.units()) {
     if (!unit->is_trainable()) continue;
@@ -62,17 +63,16 @@ std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& mod
     for (const SlotRange& range : unit->layout().ranges(begin, begin + unit->segment_size())) {
       const ParameterSlot& slot = unit->layout().slots()[static_cast<std::size_t>(range.slot)];
       const Tensor part = unit->gradient().alias({range.end - range.begin}, {1}, range.offset);
-      look(context, part, slot.name, slot.shape, range.begin, found);
+      look(part, slot.name, slot.shape, range.begin, found);
     }
   }
   return found;
 }
 
-std::vector<NonFinite> non_finite_weights(Context& context, ShardedModel& model) {
+std::vector<NonFinite> non_finite_weights(ShardedModel& model) {
   std::vector<NonFinite> found;
   for (const ShardedModel::Piece& piece : model.held_pieces()) {
-    look(context, piece.master, piece.parameter->name, piece.parameter->tensor.shape(), piece.begin,
-         found);
+    look(piece.master, piece.parameter->name, piece.parameter->tensor.shape(), piece.begin, found);
   }
   return found;
 }

@@ -21,11 +21,11 @@ struct NonFinite {
 
 /// Checks this rank's gradients before they are reduced: those of the micro-batch if gradients are
 /// scattered, else those of the step so far. Returns the last parameter first, as in backward.
-std::vector<NonFinite> non_finite_gradients(Context& context, const FlatUnit& unit);
+std::vector<NonFinite> non_finite_gradients(const FlatUnit& unit);
 /// Checks this rank's segment of the reduced gradients.
-std::vector<NonFinite> non_finite_sums(Context& context, const ShardedModel& model);
+std::vector<NonFinite> non_finite_sums(const ShardedModel& model);
 /// Checks this rank's master weights. Bf16 weights need memory for the largest parameter in
 /// float32.
-std::vector<NonFinite> non_finite_weights(Context& context, ShardedModel& model);
+std::vector<NonFinite> non_finite_weights(ShardedModel& model);
 
 }  // namespace tessera::comm

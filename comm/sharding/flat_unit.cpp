@@ -22,7 +22,8 @@ Tensor part_of(const std::shared_ptr<Storage>& storage, std::int64_t begin, std:
 }  // namespace
 
 FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
-                   const std::shared_ptr<Context>& context, std::function<void(FlatUnit&)> demand)
+                   const std::shared_ptr<Context>& context, const std::shared_ptr<Context>& host,
+                   std::function<void(FlatUnit&)> demand)
     : parameters_(unit.parameters),
       spec_(spec),
       context_(context),
@@ -36,24 +37,28 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
   const std::int64_t padded = layout_.padded_size();
   const std::int64_t segment = segment_size();
 
-  in_place_ = !splits_parameters_ && spec.compute == spec.master;
+  const bool is_offloaded = host != nullptr;
+  in_place_ = !splits_parameters_ && (is_offloaded || spec.compute == spec.master);
   always_whole_ = in_place_ && !splits();
   const auto bytes = [padded](DType dtype) {
     return static_cast<std::size_t>(padded) * dtype_size(dtype);
   };
-  whole_ =
-      Storage::reserve(context_, bytes(spec.compute),
-                       in_place_ ? MemoryCategory::Parameters : MemoryCategory::Gathered, name());
+  const auto make = [&](const std::shared_ptr<Context>& place, DType dtype) {
+    return Tensor::full(place, {segment}, dtype, 0.0, MemoryCategory::Parameters, name());
+  };
+  whole_ = Storage::reserve(
+      context_, bytes(spec.compute),
+      in_place_ && !is_offloaded ? MemoryCategory::Parameters : MemoryCategory::Gathered, name());
   whole_view_ = Tensor::window(whole_, 0, {padded}, spec.compute);
   if (in_place_) {
     whole_->materialize();
-    master_ = part_of(whole_, segment_begin(), segment, spec.master);
+    own_ = part_of(whole_, segment_begin(), segment, spec.compute);
     kernels::fill(*context_, whole_view_.view(), 0.0);
     whole_->set_available(always_whole_);
   } else {
-    master_ =
-        Tensor::full(context_, {segment}, spec.master, 0.0, MemoryCategory::Parameters, name());
+    own_ = make(context_, is_offloaded ? spec.compute : spec.master);
   }
+  master_ = is_offloaded ? make(host, spec.master) : own_;
   whole_->set_supplier(this);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i]->tensor.bind(whole_, layout_.slots()[i].offset, spec.compute);
@@ -134,8 +139,8 @@ void FlatUnit::start_gather() {
     whole_->materialize();
     whole_->set_available(true);
     if (!in_place_) {
-      const Tensor own = Tensor::window(whole_, segment_begin(), {segment_size()}, spec_.compute);
-      kernels::cast(*context_, master_.view(), {own.view(), false, true});
+      const Tensor slot = Tensor::window(whole_, segment_begin(), {segment_size()}, spec_.compute);
+      kernels::cast(*context_, own_.view(), {slot.view(), false, true});
     }
     const TensorView whole = whole_view_.view();
     whole_->set_available(false);
@@ -253,8 +258,19 @@ Tensor FlatUnit::copy_of_master() const {
   return has_copy ? whole_view_ : Tensor();
 }
 
+void FlatUnit::upload_master() const {
+  Tensor from = master_;
+  if (spec_.compute != spec_.master) {
+    from = Tensor::empty(master_.context(), master_.shape(), spec_.compute, MemoryCategory::Staging,
+                         "offload");
+    kernels::cast(*master_.context(), master_.view(), {from.view(), false, true});
+  }
+  own_.copy_from_host(from.view().data);
+}
+
 void FlatUnit::master_changed(bool copied) {
   whole_->bump_version();
+  if (master_.context() != context_) upload_master();
   if (copied || always_whole_ || splits_parameters_) return;
   whole_->set_available(false);
   state_ = State::Sharded;

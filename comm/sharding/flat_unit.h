@@ -19,7 +19,8 @@ namespace tessera::comm {
 /// them in a shard group of one), and the parameters in the compute dtype, which the
 /// model's tensors view. If these stay whole and have the master's dtype, the master is a part of
 /// them; if gradients stay whole in float32, the gradient is a part of them. Units of frozen
-/// parameters have no gradients.
+/// parameters have no gradients. An offloaded master is in host memory; the device has a copy of it
+/// in the compute dtype.
 ///
 /// The whole buffers get their memory when they are first read or written: the parameters by
 /// `demand`, the gradients without further ado.
@@ -33,9 +34,11 @@ class FlatUnit final : private StorageSupplier {
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
 
   /// Binds the unit's parameters, which are all trainable or all frozen. `mesh` must outlive this.
+  /// @param host    context of offloaded masters; null: not offloaded
   /// @param demand  called when a parameter is read that is not gathered; gathers the unit
   FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
-           const std::shared_ptr<Context>& context, std::function<void(FlatUnit&)> demand);
+           const std::shared_ptr<Context>& context, const std::shared_ptr<Context>& host,
+           std::function<void(FlatUnit&)> demand);
   /// Aborts a running collective that uses the unit's buffers.
   ~FlatUnit() override;
   FlatUnit(const FlatUnit&) = delete;
@@ -89,6 +92,7 @@ class FlatUnit final : private StorageSupplier {
  private:
   bool splits() const { return shard_.world_size() > 1; }
   void supply(Storage& storage) override;
+  void upload_master() const;
   void zero_gaps();
   CollectiveOptions options(const char* operation) const;
 
@@ -103,8 +107,9 @@ class FlatUnit final : private StorageSupplier {
 
   std::shared_ptr<Storage> whole_;  // [padded] compute dtype: the parameters
   Tensor whole_view_;
-  Tensor master_;              // [segment] master dtype
-  bool in_place_ = false;      // master_ is a part of whole_
+  Tensor master_;          // [segment] master dtype
+  Tensor own_;             // [segment] this rank's part of a gather: master_, or its device copy
+  bool in_place_ = false;  // own_ is a part of whole_
   bool always_whole_ = false;  // and is all of it
 
   std::shared_ptr<Storage> whole_gradient_;  // [padded] gradient dtype

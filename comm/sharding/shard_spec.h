@@ -27,6 +27,10 @@ struct ShardSpec {
   DType gradient = DType::F32;   ///< gradients during backward: f32 or bf16
   DType reduction = DType::F32;  ///< what the shard group sends to sum up gradients: f32 or bf16
 
+  /// On a GPU: master weights (f32) and optimizer state lie in host memory and are updated there; the
+  /// device holds the segment in the compute dtype. No effect on the CPU.
+  bool offload = false;
+
   /// @throws InvalidArgument on dtypes that do not fit
   void validate() const;
 };

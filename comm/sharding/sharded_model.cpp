@@ -18,6 +18,25 @@ std::string name_of(std::span<nn::Module* const> modules) {
   return text;
 }
 
+std::shared_ptr<Context> make_state_context(const ShardSpec& spec,
+                                            const std::shared_ptr<Context>& context) {
+  if (!spec.offload || context->target().type != DeviceType::CUDA) return context;
+  const bool is_planned = context->device().type == DeviceType::Meta;
+  return Context::create({.device = {is_planned ? DeviceType::Meta : DeviceType::CPU, 0},
+                          .threads = context->threads().size(),
+                          .cpu_level = context->cpu_level()});
+}
+
+// `tensor`, or a copy in page-locked memory that belongs to `state`. Waits for the device.
+Tensor fetched(const Tensor& tensor, const std::shared_ptr<Context>& state) {
+  if (tensor.context() == state) return tensor;
+  const auto memory = Storage::allocate_on_host(tensor.context(), tensor.bytes(),
+                                                MemoryCategory::Staging, "offload");
+  if (memory->data() != nullptr) tensor.copy_to_host(memory->data());
+  auto wrapped = Storage::wrap(state, memory->data(), memory->bytes(), memory);
+  return Tensor::window(std::move(wrapped), 0, tensor.shape(), tensor.dtype());
+}
+
 }  // namespace
 
 // One forward pass of nn::unit, and its backward pass.
@@ -56,12 +75,14 @@ ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec&
                            const std::shared_ptr<Context>& context)
     : model_(model), mesh_(mesh), spec_(spec), context_(context) {
   spec.validate();
+  state_context_ = make_state_context(spec, context);
   require(!model.parameters().empty(), "the model has no parameters");
   require(model.unit_runtime() == nullptr, "the model is sharded already");
   const auto add = [&](const Unit& unit) {
     if (unit.parameters.empty()) return;
-    units_.push_back(std::make_unique<FlatUnit>(unit, spec, mesh, context,
-                                                [this](FlatUnit& flat) { demand(flat); }));
+    units_.push_back(std::make_unique<FlatUnit>(
+        unit, spec, mesh, context, state_context_ == context ? nullptr : state_context_,
+        [this](FlatUnit& flat) { demand(flat); }));
     FlatUnit& flat = *units_.back();
     for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
   };
@@ -106,7 +127,7 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
     std::vector<Tensor>& state = state_.emplace_back();
     if (!unit->is_trainable()) continue;
     for (std::size_t i = 0; i < names.size(); ++i)
-      state.push_back(Tensor::full(context_, {unit->segment_size()}, DType::F32, 0.0,
+      state.push_back(Tensor::full(state_context_, {unit->segment_size()}, DType::F32, 0.0,
                                    MemoryCategory::OptimizerState, unit->name()));
   }
   state_names_ = std::move(names);
@@ -334,6 +355,8 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
   create_optimizer_state(optimizer);
   if (before_update_) before_update_();
   const Range range(*context_, "optimizer");
+  optim::UpdateOptions own_options = options;
+  own_options.factor = fetched(options.factor, state_context_);
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
     if (!unit.is_trainable()) continue;
@@ -341,10 +364,10 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
     optimizer.update({.layout = unit.layout(),
                       .first = unit.segment_begin(),
                       .param = unit.master(),
-                      .grad = unit.gradient(),
+                      .grad = fetched(unit.gradient(), state_context_),
                       .state = state_[u],
                       .copy = copy},
-                     options);
+                     own_options);
     unit.master_changed(copy.defined());
   }
 }

@@ -41,6 +41,8 @@ class ShardedModel final : public nn::UnitRuntime {
   const Mesh& mesh() const { return mesh_; }
   const std::shared_ptr<Context>& context() const { return context_; }
   const ShardSpec& spec() const { return spec_; }
+  /// Context of masters and optimizer state: the model's, or one of the host for ShardSpec::offload.
+  const std::shared_ptr<Context>& state_context() const { return state_context_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
 
   /// Sets this rank's master values from `source`.
@@ -123,7 +125,7 @@ class ShardedModel final : public nn::UnitRuntime {
   nn::Module& model_;
   const Mesh& mesh_;
   ShardSpec spec_;
-  std::shared_ptr<Context> context_;
+  std::shared_ptr<Context> context_, state_context_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::string> state_names_;
   std::vector<std::vector<Tensor>> state_;      // by unit

@@ -32,15 +32,15 @@ TEST_CASE("non-finite values are counted per parameter, with the position of the
       });
     };
     load(false);
-    CHECK(comm::non_finite_weights(*context, model).empty());
+    CHECK(comm::non_finite_weights(model).empty());
     model.begin_micro_batch(true, true);
     model.end_micro_batch();
     comm::FlatUnit& root = *model.units().front();
-    CHECK(comm::non_finite_sums(*context, model).empty());
-    CHECK(comm::non_finite_gradients(*context, root).empty());
+    CHECK(comm::non_finite_sums(model).empty());
+    CHECK(comm::non_finite_gradients(root).empty());
     const std::int64_t spoilt = root.layout().slots()[1].offset + 3;
     kernels::fill(*context, root.gradient().alias({1}, {1}, spoilt).view(), INFINITY);
-    const auto sums = comm::non_finite_sums(*context, model);
+    const auto sums = comm::non_finite_sums(model);
     REQUIRE(sums.size() == 1);
     CHECK(sums[0].parameter == "b");
     CHECK(sums[0].count == 1);
@@ -48,7 +48,7 @@ TEST_CASE("non-finite values are counted per parameter, with the position of the
     CHECK(sums[0].first == "[3]");
     CHECK(sums[0].value == "inf");
     load(true);
-    const auto found = comm::non_finite_weights(*context, model);
+    const auto found = comm::non_finite_weights(model);
     REQUIRE(found.size() == 2);
     CHECK(found[0].parameter == "a");
     CHECK(found[0].count == 5);
