@@ -48,7 +48,7 @@ Checkpoints::Checkpoints(std::string run_dir, Rank& rank, comm::ShardedModel& mo
                                                  .stop_on_error = true,
                                                  .retention = {.keep = options.keep},
                                                  .timeout = options.timeout},
-                                    rank.store, s.coordinator, rank.context, model);
+                                    rank.store, s.coordinator, model);
 }
 
 Checkpoints::~Checkpoints() = default;

@@ -82,8 +82,7 @@ std::string hanging_save(const FinalReport& words, std::int64_t step, millisecon
 }  // namespace
 
 Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store,
-             io::SaveCoordinator& coordinator, const std::shared_ptr<Context>& context,
-             comm::ShardedModel& sharded)
+             io::SaveCoordinator& coordinator, comm::ShardedModel& sharded)
     : options_(std::move(options)),
       store_(std::move(store)),
       coordinator_(coordinator),
@@ -93,7 +92,8 @@ Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store,
   if (!options_.in_background) return;
   const std::size_t bytes =
       io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
-  async_ = std::make_unique<io::AsyncSaver>(context, bytes, options_.timeout + kReportMargin);
+  async_ = std::make_unique<io::AsyncSaver>(sharded_.state_context(), bytes,
+                                            options_.timeout + kReportMargin);
   sharded_.before_update([this] { wait_copied(); });
 }
 

@@ -57,7 +57,7 @@ class Saver {
   /// @param coordinator  of the training threads
   /// @throws OutOfMemory
   Saver(SaverOptions options, std::shared_ptr<comm::Store> store, io::SaveCoordinator& coordinator,
-        const std::shared_ptr<Context>& context, comm::ShardedModel& sharded);
+        comm::ShardedModel& sharded);
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;

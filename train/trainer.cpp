@@ -79,7 +79,6 @@ StepResult Trainer::step(std::int64_t number, std::int64_t position, Loader& dat
 
 std::string Trainer::find_culprit(std::int64_t number, std::int64_t position, Loader& data,
                                   const StepResult& result) {
-  Context& context = *model_.context();
   comm::Communicator& world = model_.mesh().world();
   StepFindings mine;
   Step step(model_, {.step = number, .micro_batches = data.micro_batches(), .seed = options_.seed});

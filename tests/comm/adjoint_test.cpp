@@ -152,11 +152,11 @@ TEST_CASE("all_gather and reduce_scatter, all_reduce, and broadcast and its sum 
       for (const RankResult& result : results) CHECK(result.error == "");
       CHECK(sums.size() ==
             (mesh.rows == 1 ? 1U : 1U + static_cast<std::size_t>(mesh.rows + mesh.columns)));
-      for (const auto& [group, terms] : sums) {
-        CAPTURE(group);
-        for (const auto& [pair, sum] : terms) {
-          CAPTURE(pair);
-          CHECK(sum.first == sum.second);
+      for (const auto& group : sums) {
+        CAPTURE(group.first);
+        for (const auto& pair : group.second) {
+          CAPTURE(pair.first);
+          CHECK(pair.second.first == pair.second.second);
         }
       }
     }

@@ -30,21 +30,30 @@ Arguments train(const Golden& golden, const std::string& run, int steps) {
 
 }  // namespace
 
-TEST_CASE("a run moves from the CPU to a device, to two ranks there, and back") {
+TEST_CASE("a run moves from the CPU to a device, to three ranks there, with offload, and back") {
   const TempDir dir;
   const auto golden = load_golden("gpt2-odd");
   const std::string reference = dir.file("cpu"), moved = dir.file("moved");
   REQUIRE(golden.batch % 3 == 0);
-  run_to(0, joined(train(golden, reference, 4), {"--train.device=cpu"}));
   const Arguments devices[] = {{"--train.device=cpu"},
                                {"--train.device=cuda"},
-                               {"--nproc=3", "--train.device=cuda"},
-                               {"--train.device=cpu"}};
-  for (int steps = 1; steps <= 4; ++steps) {
-    const auto result = run_to(0, joined(train(golden, moved, steps), devices[steps - 1]), kFibers);
-    const bool on_device = devices[steps - 1].back() == "--train.device=cuda";
+                               {"--train.device=cuda", "--shard.offload=optimizer"},
+                               {"--train.device=cuda", "--nproc=3"},
+                               {"--train.device=cuda", "--nproc=3", "--shard.offload=optimizer"},
+                               {"--train.device=cpu", "--shard.offload=optimizer"}};
+  constexpr int kSteps = std::size(devices);
+  run_to(0, joined(train(golden, reference, kSteps), {"--train.device=cpu"}));
+  for (int steps = 1; steps <= kSteps; ++steps) {
+    const Arguments& device = devices[steps - 1];
+    const auto result = run_to(0, joined(train(golden, moved, steps), device), kFibers);
+    const auto has = [&](const char* word) {
+      return std::find(device.begin(), device.end(), word) != device.end();
+    };
+    const bool on_device = has("--train.device=cuda");
     CHECK(holds(result.err, "cuda:0 (fibers on the host)") == on_device);
-    CHECK(holds(result.err, "host-staged") == (devices[steps - 1].size() == 2));
+    CHECK(holds(result.err, "host-staged") == has("--nproc=3"));
+    CHECK(holds(result.err, "offloaded: up to ") ==
+          (on_device && has("--shard.offload=optimizer")));
   }
   const auto want = read_metrics(reference).steps, got = read_metrics(moved).steps;
   REQUIRE(got.size() == want.size());

@@ -39,17 +39,18 @@ void check_same(const fs::path& run, const fs::path& expected) {
   CHECK(inspect(run).at("digest") == inspect(expected).at("digest"));
 }
 
-// A run of `steps` steps that is killed under each setting in turn, and ends under the last one.
 struct Setting {
   std::string mode;
   int world = 1;
 };
 
+// A run of `steps` steps that is killed under each setting in turn, and ends under the last one.
 Metrics killed_run(const Fixture& fixture, const std::vector<Setting>& settings, int steps,
                    const Arguments& more = {}) {
   const std::string run = fixture.dir.file("killed");
   for (std::size_t i = 0; i < settings.size(); ++i) {
-    const auto& [mode, world] = settings[i];
+    const std::string& mode = settings[i].mode;
+    const int world = settings[i].world;
     const bool is_last = i + 1 == settings.size();
     CAPTURE(mode);
     const auto command =

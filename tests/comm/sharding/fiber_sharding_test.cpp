@@ -174,10 +174,11 @@ TEST_CASE("offloaded masters and moments leave the device, and train alike") {
       spec.offload = true;
       const Trained offloaded = train_on("threads, staged", mode, spec);
       REQUIRE(offloaded.values.size() == resident.values.size());
-      for (const auto& [name, values] : resident.values) {
+      for (const auto& each : resident.values) {
+        const std::string& name = each.first;
         CAPTURE(name);
-        for (std::size_t i = 0; i < values.size(); ++i)
-          CHECK(offloaded.values.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-6));
+        for (std::size_t i = 0; i < each.second.size(); ++i)
+          CHECK(offloaded.values.at(name)[i] == doctest::Approx(each.second[i]).epsilon(1e-6));
       }
       const auto at = [](const std::vector<std::int64_t>& bytes, MemoryCategory category) {
         return bytes[static_cast<std::size_t>(

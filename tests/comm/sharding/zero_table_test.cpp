@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/sharding/sharded_model.h"
@@ -170,18 +169,20 @@ std::string each(std::int64_t bytes) {
 }  // namespace
 
 TEST_CASE("every mode holds and sends exactly what the formulas say") {
-  constexpr std::pair<DType, DType> kPrecisions[] = {
-      {DType::F32, DType::F32}, {DType::BF16, DType::F32}, {DType::BF16, DType::BF16}};
-  for (const auto& [compute, gradient] : kPrecisions) {
+  struct Precision {
+    DType compute, gradient;
+  };
+  for (const Precision& p :
+       {Precision{DType::F32, DType::F32}, {DType::BF16, DType::F32}, {DType::BF16, DType::BF16}}) {
     for (const int world : {2, 4}) {
       for (const std::string mode : kModes) {
         for (const int micro_batches : {1, 3}) {
           for (const int ahead : {0, 1}) {
-            const Setting setting{mode, world, compute, gradient, micro_batches, ahead};
+            const Setting setting{mode, world, p.compute, p.gradient, micro_batches, ahead};
             CAPTURE(mode);
             CAPTURE(world);
-            CAPTURE(dtype_name(compute));
-            CAPTURE(dtype_name(gradient));
+            CAPTURE(dtype_name(p.compute));
+            CAPTURE(dtype_name(p.gradient));
             CAPTURE(micro_batches);
             CAPTURE(ahead);
             const Bytes expected = formula(setting);

@@ -69,6 +69,7 @@ struct Config {
     std::string gradient_dtype = "f32";
     std::string reduce_dtype = "f32";
     std::int64_t gather_ahead = 1;
+    std::string offload = "none";
   } shard;
   struct Checkpoint {
     std::int64_t every = 500;  ///< steps; also saves at the end; 0: never saves

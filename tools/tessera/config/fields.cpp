@@ -113,6 +113,9 @@ std::vector<Field> make_fields() {
       text(KEY(shard.gradient_dtype), "dtype of gradients before their reduction", {"f32", "bf16"}),
       text(KEY(shard.reduce_dtype), "dtype in which gradients are sent", {"f32", "bf16"}),
       number(KEY(shard.gather_ahead), 0, 1 << 20, "units to gather ahead of the one in use"),
+      text(KEY(shard.offload),
+           "optimizer: with a GPU, keep and update master weights and moments in host memory",
+           {"none", "optimizer"}),
 
       number(KEY(checkpoint.every), 0, 1e15,
              "steps between checkpoints, with one more at the end; 0: none at all"),

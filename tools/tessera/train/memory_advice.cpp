@@ -50,6 +50,8 @@ MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType devi
   else if (config.train.precision == "bf16")
     advice.add("--train.precision bf16-true",
                "weights of half the size too, rounded stochastically");
+  if (gpu && config.shard.offload == "none" && config.train.precision != "bf16-true")
+    advice.add("--shard.offload optimizer", "master weights and optimizer state in host memory");
   // On the CPU more ranks don't help: all share the host's memory.
   if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
     advice.add(fmt::format("--nproc {}", ranks), "more ranks, one per GPU");

@@ -73,7 +73,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   sharded.create_optimizer_state(*optimizer);
   std::shared_ptr<Storage> staging;
   if (saves_beside_training(config, options.first_step))
-    staging = Storage::allocate(context,
+    staging = Storage::allocate(sharded.state_context(),
                                 io::AsyncSaver::staging_bytes(train::make_save_request(
                                     sharded, config.checkpoint.what == "all")),
                                 MemoryCategory::Staging, "checkpoint");
@@ -102,6 +102,8 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   RankPlan plan;
   const MemoryLedger& ledger = context->ledger();
   plan.peak = ledger.total().peak;
+  if (sharded.state_context() != context)
+    plan.offloaded = sharded.state_context()->ledger().total().peak;
   plan.at_peak = ledger.recorded_peak().by_category;
   for (std::size_t c = 0; c < plan.most.size(); ++c)
     plan.most[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;

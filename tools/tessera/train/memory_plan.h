@@ -30,6 +30,7 @@ struct PlanOptions {
 /// A rank's use of memory, and what it sends per step.
 struct RankPlan {
   std::int64_t peak = 0;       ///< most bytes in use at once
+  std::int64_t offloaded = 0;  ///< most bytes in use at once in host memory, for shard.offload
   MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
   MemoryByCategory most{};     ///< peak of each category
   std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation

@@ -243,8 +243,7 @@ void Rank::prepare_saves() {
       .at_point =
           [](std::string_view point) { fault_point(("save/" + std::string(point)).c_str()); },
       .at_commit = &StopSignal::set_saved};
-  saver_ =
-      std::make_unique<train::Saver>(std::move(options), store_, coordinator_, context_, sharded_);
+  saver_ = std::make_unique<train::Saver>(std::move(options), store_, coordinator_, sharded_);
 }
 
 void Rank::save() {

@@ -212,6 +212,7 @@ comm::ShardSpec shard_spec_of(const Config& config) {
   spec.master = dtype(config.train.precision != "bf16-true");
   spec.gradient = dtype(config.shard.gradient_dtype == "f32");
   spec.reduction = dtype(config.shard.reduce_dtype == "f32");
+  spec.offload = config.shard.offload == "optimizer";
   return spec;
 }
 

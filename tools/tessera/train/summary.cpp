@@ -106,6 +106,9 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                             communicator.rank(),
                             plan.is_exact ? "" : ", without scratch of kernels", plan.reached_at));
   rows.emplace_back("", describe(plan.at_peak));
+  if (plan.offloaded > 0)
+    rows.emplace_back("", fmt::format("offloaded: up to {} of host memory per rank",
+                                      format_bytes(plan.offloaded)));
   return format_rows(style, rows);
 }
 
