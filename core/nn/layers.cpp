@@ -122,8 +122,10 @@ Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
-  return ops::gelu_mlp(x, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
-                       up.layout);
+  return recompute_mlp(*this, x, [this](const Tensor& in) {
+    return ops::gelu_mlp(in, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
+                         up.layout);
+  });
 }
 
 GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
@@ -131,6 +133,8 @@ GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
       up(*this, o.names.up, {o.width, 2 * o.hidden, o.bias, o.layout, o.init}),
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
 
-Tensor GatedMlp::operator()(const Tensor& x) const { return down(ops::swiglu(up(x))); }
+Tensor GatedMlp::operator()(const Tensor& x) const {
+  return recompute_mlp(*this, x, [this](const Tensor& in) { return down(ops::swiglu(up(in))); });
+}
 
 }  // namespace tessera::nn
