@@ -9,6 +9,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "comm/sharding/replica_check.h"
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "io/consolidate/side_files.h"
@@ -362,6 +363,7 @@ int Rank::train(StopSignal& stop) {
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
+    if (due(config_.shard.check_replicas_every)) comm::check_replicas(sharded_, mesh_);
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
