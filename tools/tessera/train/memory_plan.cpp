@@ -89,8 +89,11 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   const auto loader = loader_of(kMicroBatches);
   const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
   for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
-  const std::int64_t every = config.shard.check_replicas_every;
-  if (every > 0 && config.train.steps / every > options.first_step / every)
+  const auto reaches = [&](std::int64_t every) {
+    return every > 0 && config.train.steps / every > options.first_step / every;
+  };
+  const std::int64_t compares = config.shard.check_replicas_every;
+  if (reaches(compares) || (compares > 0 && reaches(config.checkpoint.every)))
     comm::check_replicas(sharded, mesh);
   for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
   if (options.prompt_tokens > 0 && options.evaluates) {

@@ -363,7 +363,9 @@ int Rank::train(StopSignal& stop) {
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
-    if (due(config_.shard.check_replicas_every)) comm::check_replicas(sharded_, mesh_);
+    const std::int64_t every = config_.shard.check_replicas_every;
+    if (due(every) || (every > 0 && saver_ && due(config_.checkpoint.every)))
+      comm::check_replicas(sharded_, mesh_);
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
