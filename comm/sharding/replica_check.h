@@ -15,8 +15,8 @@ class ReplicaMismatch : public Error {
 /// mesh.replicate(), and frozen parameters that stay whole on all ranks. Hashes them on the device
 /// and gathers 8 bytes per parameter and rank; does nothing if ranks hold nothing alike. Call it on
 /// all ranks, between steps. The host waits for the device.
-/// @throws ReplicaMismatch on all ranks, naming the first parameter that differs, and the ranks that
-///   differ from the majority or, without one, from the lowest rank; CommError
+/// @throws ReplicaMismatch on all ranks, naming the first parameter that differs, and the ranks
+///   that differ from the majority or, without one, from the lowest rank; CommError
 void check_replicas(ShardedModel& model, const Mesh& mesh);
 
 }  // namespace tessera::comm
