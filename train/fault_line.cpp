@@ -6,6 +6,7 @@
 #include <new>
 
 #include "comm/control/agreement.h"
+#include "comm/sharding/replica_check.h"
 
 namespace tessera::train {
 namespace {
@@ -70,7 +71,8 @@ std::string fault_line(const CommError& error, const comm::RankState& state,
 bool tell_others(comm::Store& store, int rank, std::string_view process,
                  const std::exception& error) noexcept {
   if (dynamic_cast<const CommError*>(&error) != nullptr ||
-      dynamic_cast<const NonFiniteLoss*>(&error) != nullptr)
+      dynamic_cast<const NonFiniteLoss*>(&error) != nullptr ||
+      dynamic_cast<const comm::ReplicaMismatch*>(&error) != nullptr)
     return false;
   const bool memory = dynamic_cast<const OutOfMemory*>(&error) != nullptr ||
                       dynamic_cast<const std::bad_alloc*>(&error) != nullptr;

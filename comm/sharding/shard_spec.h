@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "core/nn/unit_policy.h"
 
 namespace tessera::comm {
 
@@ -13,6 +14,7 @@ enum class Hold : std::uint8_t { Whole, Split };
 /// How a model is distributed over the shard group of a mesh, and in which precision. Master weights
 /// and optimizer state are always split over the group; a group of one rank splits nothing.
 struct ShardSpec {
+  nn::UnitPolicy units = {};      ///< which parameters are gathered and reduced together
   Hold parameters = Hold::Split;  ///< between their uses
   Hold gradients = Hold::Split;   ///< between micro-batches; whole: reduced once per step
   /// With split parameters: release them after forward and gather them again for backward.

@@ -37,6 +37,10 @@ Tensor fetched(const Tensor& tensor, const std::shared_ptr<Context>& state) {
   return Tensor::window(std::move(wrapped), 0, tensor.shape(), tensor.dtype());
 }
 
+void add_unique(std::vector<FlatUnit*>& units, FlatUnit* unit) {
+  if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
+}
+
 }  // namespace
 
 // One forward pass of nn::unit, and its backward pass.
@@ -86,7 +90,7 @@ ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec&
     FlatUnit& flat = *units_.back();
     for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
   };
-  for (const Unit& unit : tessera::units_of(model)) {
+  for (const Unit& unit : tessera::units_of(model, spec.units)) {
     Unit trainable{unit.name, {}}, frozen{unit.name, {}};
     for (Parameter* p : unit.parameters)
       (p->tensor.requires_grad() ? trainable : frozen).parameters.push_back(p);
@@ -165,23 +169,39 @@ void ShardedModel::values_changed() {
   }
 }
 
-ShardedModel::Units ShardedModel::units_of_modules(std::span<nn::Module* const> modules) const {
-  Units units;
-  for (const nn::Module* module : modules) {
-    for (const Parameter* parameter : module->parameters()) {
-      const auto found = unit_of_.find(parameter);
-      require(found != unit_of_.end(),
-              "nn::unit runs '{}', which is not a part of the sharded model", module->path());
-      if (std::find(units.begin(), units.end(), found->second) == units.end())
-        units.push_back(found->second);
-    }
+const ShardedModel::Units& ShardedModel::units_of_module(const nn::Module& module) {
+  const auto [at, is_new] = units_of_module_.try_emplace(&module);
+  if (!is_new) return at->second;
+  for (const Parameter* parameter : module.parameters()) {
+    const auto found = unit_of_.find(parameter);
+    if (found == unit_of_.end()) units_of_module_.erase(at);
+    require(found != unit_of_.end(), "nn::unit runs '{}', which is not a part of the sharded model",
+            module.path());
+    add_unique(at->second, found->second);
   }
+  return at->second;
+}
+
+ShardedModel::Units ShardedModel::units_of_modules(std::span<nn::Module* const> modules) {
+  Units units;
+  for (const nn::Module* module : modules)
+    for (FlatUnit* unit : units_of_module(*module)) add_unique(units, unit);
   return units;
 }
 
 ShardedModel::Order* ShardedModel::order() {
   if (whole_ || phase_ == Phase::None) return nullptr;
   return phase_ == Phase::Training ? &training_order_ : &evaluation_order_;
+}
+
+// The first `count` different units, without `except`, that the pass before demanded from here on.
+ShardedModel::Units ShardedModel::expected(std::size_t count, const FlatUnit* except) {
+  Units units;
+  const Order* const learned = order();
+  if (learned == nullptr) return units;
+  for (std::size_t i = learned->next; i < learned->units.size() && units.size() < count; ++i)
+    if (learned->units[i] != except) add_unique(units, learned->units[i]);
+  return units;
 }
 
 // Gathers a unit whose parameters are being read, and starts to gather those that came next in the
@@ -202,10 +222,10 @@ void ShardedModel::demand(FlatUnit& unit) {
     units.resize(learned->next);
     units.push_back(&unit);
   }
-  const std::size_t ahead =
-      std::min(++learned->next + static_cast<std::size_t>(spec_.gather_ahead), units.size());
+  ++learned->next;
   unit.start_gather();
-  for (std::size_t i = learned->next; i < ahead; ++i) units[i]->start_gather();
+  for (FlatUnit* next : expected(static_cast<std::size_t>(spec_.gather_ahead), &unit))
+    next->start_gather();
   unit.finish_gather();
 }
 
@@ -217,13 +237,8 @@ void ShardedModel::leave(const Units& units, bool after_forward) {
   for (FlatUnit* unit : units) {
     if (--unit->users > 0 || whole_) continue;
     if (after_forward && !spec_.reshard_after_forward && unit->outstanding > 0) continue;
-    const Order* const learned = order();
-    bool soon = false;
-    for (std::size_t i = 0; learned != nullptr && i < static_cast<std::size_t>(spec_.gather_ahead);
-         ++i)
-      soon = soon || (learned->next + i < learned->units.size() &&
-                      learned->units[learned->next + i] == unit);
-    if (soon)
+    const Units soon = expected(static_cast<std::size_t>(std::max(spec_.gather_ahead, 1)));
+    if (std::find(soon.begin(), soon.end(), unit) != soon.end())
       unit->keep();
     else
       unit->release();

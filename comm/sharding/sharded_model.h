@@ -111,9 +111,11 @@ class ShardedModel final : public nn::UnitRuntime {
   };
 
   std::vector<Piece> pieces(bool owned_only);
-  Units units_of_modules(std::span<nn::Module* const> modules) const;
+  const Units& units_of_module(const nn::Module& module);
+  Units units_of_modules(std::span<nn::Module* const> modules);
   void demand(FlatUnit& unit);
   Order* order();
+  Units expected(std::size_t count, const FlatUnit* except = nullptr);
   void enter(const Units& units);
   void leave(const Units& units, bool after_forward);
   void after_backward(const Units& units);
@@ -134,6 +136,7 @@ class ShardedModel final : public nn::UnitRuntime {
   std::function<void(const FlatUnit&)> observer_;
   std::function<void()> before_update_;
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
+  std::unordered_map<const nn::Module*, Units> units_of_module_;  // of those that have run
   std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;

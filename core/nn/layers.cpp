@@ -6,6 +6,8 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
 #include "core/ops/rotary.h"
+#include "core/ops/shape.h"
+#include "core/ops/view.h"
 
 namespace tessera::nn {
 namespace {
@@ -93,7 +95,16 @@ Attention::Attention(Module& parent, std::string_view name, const AttentionOptio
           {o.width, (options_.heads + 2 * options_.kv_heads) * options_.head_dim, o.bias, o.layout,
            o.init}),
       out(*this, o.names.out,
-          {options_.heads * options_.head_dim, o.width, o.bias, o.layout, o.out_init}) {}
+          {options_.heads * options_.head_dim, o.width, o.bias, o.layout, o.out_init}) {
+  const auto make = [&](Norm& norm, std::string_view norm_name) {
+    if (o.qk_norm == HeadNorm::Rms)
+      norm.emplace<RmsNorm>(*this, norm_name, options_.head_dim, o.qk_norm_eps);
+    else if (o.qk_norm == HeadNorm::Layer)
+      norm.emplace<LayerNorm>(*this, norm_name, options_.head_dim, o.qk_norm_eps);
+  };
+  make(q_norm_, "q_norm");
+  make(k_norm_, "k_norm");
+}
 
 Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
   const AttentionOptions& o = options_;
@@ -102,18 +113,35 @@ Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
                                         .window = o.window,
                                         .softcap = o.softcap,
                                         .scale = o.scale};
-  Tensor packed = qkv(x);
-  if (o.rotary_base > 0)
-    packed = ops::rotary_packed(packed, o.heads, o.kv_heads, o.rotary_base,
-                                cache == nullptr ? 0 : cache->past);
-  if (cache == nullptr) return out(ops::attention(packed, attention));
-  KvCache::Layer& layer = cache->layer(*this);
-  if (!layer.k.defined()) {
-    for (Tensor* t : {&layer.k, &layer.v})
+  const std::int64_t past = cache == nullptr ? 0 : cache->past;
+  KvCache::Layer* const layer = cache == nullptr ? nullptr : &cache->layer(*this);
+  if (layer != nullptr && !layer->k.defined()) {
+    for (Tensor* t : {&layer->k, &layer->v})
       *t = Tensor::empty(x.context(), {x.dim(0), cache->capacity(), o.kv_heads, o.head_dim},
                          x.dtype(), MemoryCategory::Activations, "kv cache");
   }
-  return out(ops::cached_attention(packed, attention, layer.k, layer.v, cache->past));
+  Tensor packed = qkv(x);
+  if (o.qk_norm == HeadNorm::None) {
+    if (o.rotary_base > 0)
+      packed = ops::rotary_packed(packed, o.heads, o.kv_heads, o.rotary_base, past);
+    return out(layer == nullptr
+                   ? ops::attention(packed, attention)
+                   : ops::cached_attention(packed, attention, layer->k, layer->v, past));
+  }
+  const std::int64_t kv_width = o.kv_heads * o.head_dim;
+  std::vector<Tensor> parts = ops::split(packed, {o.heads * o.head_dim, kv_width, kv_width}, -1);
+  for (Tensor& part : parts)
+    part = ops::reshape(part, {x.dim(0), x.dim(1), part.dim(2) / o.head_dim, o.head_dim});
+  const auto prepare = [&](Tensor& heads, const Norm& norm) {
+    if (const auto* rms = std::get_if<RmsNorm>(&norm)) heads = (*rms)(heads);
+    if (const auto* layer_norm = std::get_if<LayerNorm>(&norm)) heads = (*layer_norm)(heads);
+    if (o.rotary_base > 0) heads = ops::rotary(heads, o.rotary_base, past);
+  };
+  prepare(parts[0], q_norm_);
+  prepare(parts[1], k_norm_);
+  return out(layer == nullptr ? ops::attention(parts[0], parts[1], parts[2], attention)
+                              : ops::cached_attention(parts[0], parts[1], parts[2], attention,
+                                                      layer->k, layer->v, past));
 }
 
 Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
@@ -122,8 +150,10 @@ Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
-  return ops::gelu_mlp(x, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
-                       up.layout);
+  return recompute_mlp(*this, x, [this](const Tensor& in) {
+    return ops::gelu_mlp(in, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
+                         up.layout);
+  });
 }
 
 GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
@@ -131,6 +161,8 @@ GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
       up(*this, o.names.up, {o.width, 2 * o.hidden, o.bias, o.layout, o.init}),
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
 
-Tensor GatedMlp::operator()(const Tensor& x) const { return down(ops::swiglu(up(x))); }
+Tensor GatedMlp::operator()(const Tensor& x) const {
+  return recompute_mlp(*this, x, [this](const Tensor& in) { return down(ops::swiglu(up(in))); });
+}
 
 }  // namespace tessera::nn

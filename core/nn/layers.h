@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <variant>
 
 #include "core/nn/module.h"
 #include "core/ops/linear.h"
@@ -112,6 +113,9 @@ struct MlpNames {
   std::string_view up = "up", down = "down";
 };
 
+/// Norm of each head's queries and keys.
+enum class HeadNorm : std::uint8_t { None, Rms, Layer };
+
 struct AttentionOptions {
   std::int64_t width = 0, heads = 0;
   std::int64_t kv_heads = 0;  ///< 0: as many as heads; else divides them (grouped queries)
@@ -120,6 +124,8 @@ struct AttentionOptions {
   std::int64_t window = 0;    ///< tokens that a query sees, itself included; 0: all before it
   double softcap = 0;         ///< of scores; 0: none
   double scale = 0;           ///< of scores; 0: 1 / sqrt(head_dim)
+  HeadNorm qk_norm = HeadNorm::None;  ///< before the rotary embedding, as in Qwen3 and Gemma 3
+  double qk_norm_eps = 1e-6;
   bool bias = true;
   ops::WeightLayout layout = ops::WeightLayout::OutIn;
   Initialization init = kNormal, out_init = kNormal;
@@ -128,7 +134,7 @@ struct AttentionOptions {
 
 /// Causal self-attention with a packed projection of queries, keys and values.
 /// Parameters: those of qkv, a Linear of width -> (heads + 2 kv_heads) head_dim, and of out, a
-/// Linear of heads head_dim -> width.
+/// Linear of heads head_dim -> width; with qk_norm those of q_norm and k_norm, norms of head_dim.
 class Attention : public Module {
  public:
   /// @throws InvalidArgument on sizes that do not divide one another
@@ -140,10 +146,14 @@ class Attention : public Module {
   Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
 
  private:
+  using Norm = std::variant<std::monostate, RmsNorm, LayerNorm>;
   AttentionOptions options_;  // all sizes set
 
  public:
   Linear qkv, out;
+
+ private:
+  Norm q_norm_, k_norm_;
 };
 
 struct MlpOptions {

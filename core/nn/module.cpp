@@ -6,12 +6,6 @@
 
 namespace tessera::nn {
 
-Recompute parse_recompute(std::string_view name) {
-  if (name == "none") return Recompute::None;
-  if (name == "block") return Recompute::Block;
-  throw InvalidArgument("train.recompute must be none or block, got '{}'", name);
-}
-
 Module::Module(Module& parent, std::string_view name)
     : parent_(&parent), root_(parent.root_), name_(name), path_(parent.path_of(name)) {
   require(!name.empty() && name.find('.') == std::string_view::npos,
@@ -39,6 +33,13 @@ bool Module::is_block() const {
   for (const Module* m = parent_->parent_; m != nullptr; m = m->parent_)
     if (m->is_list()) return false;
   return true;
+}
+
+bool Module::is_recomputed() const {
+  const Recompute setting = recompute();
+  if (setting.part != Recompute::Block || !is_block()) return false;
+  const auto& blocks = parent_->children_;
+  return (std::find(blocks.begin(), blocks.end(), this) - blocks.begin()) % setting.every == 0;
 }
 
 void Module::add(Parameter& parameter) {

@@ -8,19 +8,11 @@
 #include <vector>
 
 #include "core/nn/parameter.h"
+#include "core/nn/recompute.h"
 
 namespace tessera::nn {
 
 class UnitRuntime;
-
-/// Activation recomputation: which activations backward computes again instead of keeping them.
-enum class Recompute : std::uint8_t {
-  None,
-  Block,  ///< keep only the inputs of blocks
-};
-
-/// "none" or "block". @throws InvalidArgument for other names
-Recompute parse_recompute(std::string_view name);
 
 /// A part of a model: a tree of modules and parameters, which are members that register with their
 /// parent when they are constructed. Their order of construction is the order of parameters.
@@ -56,6 +48,8 @@ class Module {
   virtual bool is_list() const { return false; }
   /// True for an element of an outermost nn::List.
   bool is_block() const;
+  /// True for a block that the model's setting recomputes as a whole.
+  bool is_recomputed() const;
 
   /// Settings of the whole tree, kept by its root.
   bool training() const { return root_->training_; }
@@ -78,7 +72,7 @@ class Module {
   std::vector<Module*> children_;
   // Used in a root only:
   bool training_ = false;
-  Recompute recompute_ = Recompute::None;
+  Recompute recompute_{};
   UnitRuntime* unit_runtime_ = nullptr;
 };
 

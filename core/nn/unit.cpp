@@ -34,9 +34,8 @@ Tensor run_unit(std::span<Module* const> modules,
   {
     std::optional<autograd::ScopeGuard> guard;
     if (scope) guard.emplace(context, scope);
-    const bool again = modules.front()->recompute() == Recompute::Block &&
-                       std::any_of(modules.begin(), modules.end(),
-                                   [](const Module* m) { return m->is_block(); }) &&
+    const bool again = std::any_of(modules.begin(), modules.end(),
+                                   [](const Module* m) { return m->is_recomputed(); }) &&
                        needs_grad(modules, inputs);
     y = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
   }

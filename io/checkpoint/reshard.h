@@ -43,8 +43,8 @@ struct ReshardReport {
 ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path& checkpoints_dir,
                                  const ReshardOptions& options);
 
-/// Sharding units of a run that trains the tensors of this index: the blocks, and the modules outside
-/// of them, derived from the names. Tensors that `order` lacks, or has with another shape, follow
+/// Sharding units (by block) of a run that trains the tensors of this index: blocks, and the modules
+/// outside of them, derived from the names. Tensors that `order` lacks, or has with another shape, follow
 /// alphabetically. Any run can load the result, but would then itself shard at other boundaries.
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order);

@@ -72,14 +72,70 @@ TEST_CASE("units are the blocks, and each part outside of them") {
       "root: 1; decoder: 1; decoder.embed: 1; decoder.layers.0: 6; decoder.layers.1: 6; head: 1; ");
 }
 
+namespace {
+
+std::string units_with(const std::string& policy) {
+  const Net net;
+  std::string text;
+  for (const Unit& unit : units_of(net, nn::parse_unit_policy(policy)))
+    text += fmt::format("{}: {}; ", unit.name, unit.parameters.size());
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("units of a least size are merged from neighbours") {
+  // root 1, decoder 1, decoder.embed 8, blocks of 4 + 2 * 9, head 8 parameters
+  CHECK(units_with("1") == units_with("block"));
+  CHECK(units_with("10") ==
+        "root..decoder.embed: 3; decoder.layers.0: 6; decoder.layers.1: 6; head: 1; ");
+  CHECK(units_with("11") == "root..decoder.layers.0: 9; decoder.layers.1: 6; head: 1; ");
+  CHECK(units_with("1B") == "root..head: 16; ");
+}
+
+TEST_CASE("modules that match a pattern are units of their own") {
+  CHECK(units_with("decoder.layers.*.norm") ==
+        "root: 1; decoder: 1; decoder.embed: 1; decoder.layers.0: 4; decoder.layers.0.norm: 2; "
+        "decoder.layers.1: 4; decoder.layers.1.norm: 2; head: 1; ");
+  CHECK(units_with("decoder,decoder.layers.1.experts.*") ==
+        "root: 1; decoder: 10; decoder.layers.1.experts.0: 2; decoder.layers.1.experts.1: 2; "
+        "head: 1; ");
+  CHECK(units_with("decoder.layers.*") == units_with("block"));  // * stays within a name
+  CHECK_THROWS_WITH_AS(
+      units_with("head,layers.*"),
+      "no module matches 'layers.*' of shard.units; there are decoder, decoder.embed, "
+      "decoder.layers, decoder.layers.*, decoder.layers.*.norm, decoder.layers.*.experts, "
+      "decoder.layers.*.experts.*, decoder.layers.*.experts.*.map, head",
+      InvalidArgument);
+}
+
+TEST_CASE("texts of a unit policy are a size, or patterns") {
+  CHECK(nn::parse_unit_policy("50M").least_parameters == 50'000'000);
+  CHECK(nn::parse_unit_policy("3K").least_parameters == 3'000);
+  CHECK(nn::parse_unit_policy("0.norm").patterns == std::vector<std::string>{"0.norm"});
+  CHECK(nn::parse_unit_policy("a,h.*.mlp").patterns == std::vector<std::string>{"a", "h.*.mlp"});
+  for (const char* text : {"", "0", "50MB", "99999999999999999999", "a,", ",a"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(nn::parse_unit_policy(text), InvalidArgument);
+  }
+}
+
 TEST_CASE("settings belong to the whole tree") {
   Net net;
   net.decoder.layers[1].set_training(true);
   CHECK(net.training());
   net.set_recompute(nn::parse_recompute("block"));
   CHECK(net.decoder.embed.recompute() == nn::Recompute::Block);
-  CHECK_THROWS_WITH_AS(nn::parse_recompute("all"),
-                       "train.recompute must be none or block, got 'all'", InvalidArgument);
+  CHECK(net.decoder.layers[1].is_recomputed());
+  CHECK_FALSE(net.decoder.layers[1].experts[0].is_recomputed());
+  net.set_recompute(nn::parse_recompute("every 2"));
+  CHECK(net.decoder.layers[0].is_recomputed());
+  CHECK_FALSE(net.decoder.layers[1].is_recomputed());
+  CHECK(nn::parse_recompute("mlp") == nn::Recompute::Mlp);
+  for (const char* text : {"all", "every", "every 0", "every 2x", "every -1"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(nn::parse_recompute(text), InvalidArgument);
+  }
 }
 
 TEST_CASE("names are unique") {

@@ -270,9 +270,10 @@ TEST_CASE("logits and all gradients match the reference") {
         const Tensor logits = model.logits(tokens);
         CHECK(relative_error(logits.to_vector<float>(), golden.logits) < bound(plugin, 5e-6));
       }
-      for (const bool recompute : {false, true}) {
+      for (const char* recompute : {"none", "mlp", "block", "every 2"}) {
+        CAPTURE(recompute);
         for (Parameter* p : model.parameters()) p->tensor.zero_grad();
-        model.set_recompute(recompute ? nn::Recompute::Block : nn::Recompute::None);
+        model.set_recompute(nn::parse_recompute(recompute));
         const Tensor loss = model.loss(tokens, targets, 1.0 / static_cast<double>(count));
         autograd::backward(loss);
         CHECK(relative(loss.item(), golden.loss[0]) < bound(plugin, 1e-6));

@@ -55,7 +55,7 @@ Arguments random_run(Draw& draw, const std::string& text, const std::string& run
   add_number("train.global_batch", micro * passes * world);
   add_number("train.threads", draw.number(1, 3));
   add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
-  add("train.recompute", draw.one_of({"none", "block"}));
+  add("train.recompute", draw.one_of({"none", "mlp", "block", "every 2"}));
   add_number("model.n_layer", draw.number(1, 4));
   add_number("model.n_head", heads);
   add_number("model.n_embd", heads * 4 * draw.number(1, 6));
@@ -65,6 +65,8 @@ Arguments random_run(Draw& draw, const std::string& text, const std::string& run
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
   if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);
   add_number("shard.gather_ahead", draw.number(0, 3));
+  add("shard.units", draw.one_of({"block", "block", "2K", "1B", "h.*.mlp,h.0.attn"}));
+  add_number("shard.check_replicas_every", draw.number(0, 3));
   add("shard.reshard_after_forward", draw.one_of({"on", "off"}));
   add("shard.accumulate", draw.one_of({"sharded", "whole"}));
   add("shard.gradient_dtype", draw.one_of({"f32", "f32", "bf16"}));

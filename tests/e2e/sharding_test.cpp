@@ -122,6 +122,24 @@ TEST_CASE_FIXTURE(Fixture, "the communication backend changes no bit") {
   }
 }
 
+TEST_CASE_FIXTURE(Fixture, "a run resumes with other units and other recomputation") {
+  const auto losses = [&](const std::string& run) {
+    std::vector<std::string> values;
+    for (const auto& step : read_metrics(dir.file(run)).steps) values.push_back(step.loss);
+    return values;
+  };
+  const auto train = [&](const std::string& run, int steps, const Arguments& more) {
+    return run_to(0, joined(small_run(text, dir.file(run), 2, steps), more));
+  };
+  train("whole", 12, {});
+  train("parts", 6, {"--shard.units=1B", "--train.recompute=mlp"});
+  const auto resumed =
+      train("parts", 12, {"--shard.units=h.*.mlp,wpe", "--train.recompute=every 2"});
+  CHECK(holds(resumed.err, "step 6 of 12, from"));
+  CHECK(losses("whole").size() == 12);
+  CHECK(losses("parts") == losses("whole"));
+}
+
 TEST_CASE("each rank holds its share of parameters, optimizer state and gradients") {
   for (const DType compute : {DType::F32, DType::BF16}) {
     const Held alone = train_on_threads(1, "full", compute).front();

@@ -118,7 +118,7 @@ TEST_CASE("choices match validate(), and help marks unavailable ones") {
     for (const auto choice : field.unavailable) CHECK_THROWS_AS(checked(choice), Unsupported);
   }
   CHECK(help.find("(gpt2; not in this build: llama, mistral, gemma)") != help.npos);
-  CHECK(help.find("(none, block)") != help.npos);
+  CHECK(help.find("(shuffled, sequential)") != help.npos);
 }
 
 TEST_CASE("a list is one word, several words, or a JSON list in one word") {

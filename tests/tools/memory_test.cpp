@@ -22,40 +22,57 @@ Config config_of(int world_size) {
   return config;
 }
 
+// Activations of 0.5 MiB per sequence and state of 2 MiB, by made-up rules.
+std::optional<std::int64_t> peak_of(const Config& config) {
+  constexpr std::int64_t kKiB = 1024;
+  std::int64_t each = 512 * kKiB, state = 2048 * kKiB;
+  if (config.train.recompute == "mlp") each /= 2;
+  if (config.train.recompute == "block") each /= 4;
+  if (config.train.precision != "fp32") each /= 2;
+  if (config.train.precision == "bf16-true") state /= 2;
+  if (config.shard.mode == "full") state /= 2;
+  return config.train.micro_batch * each + state;
+}
+
 }  // namespace
 
-TEST_CASE("advice names only options that the configuration leaves open") {
+TEST_CASE("advice has planned flags that the configuration leaves open, and that help") {
   Config config = config_of(1);
-  std::string advice = memory_advice(config, 1, DeviceType::CUDA).text();
+  std::string advice = memory_advice(config, 1, DeviceType::CUDA, peak_of).text();
   CAPTURE(advice);
-  CHECK(holds(advice, "--train.micro_batch 12 "));
-  CHECK(holds(advice, "--train.recompute block"));
+  CHECK(holds(advice, "--train.micro_batch 12         # 7.00 MiB per rank: activations of 12 "));
+  CHECK(holds(advice, "--train.recompute mlp          # 7.00 MiB per rank"));
+  CHECK(holds(advice, "--train.recompute block        # 4.00 MiB per rank"));
   CHECK(holds(advice, "--train.precision bf16 "));
   CHECK(holds(advice, "--nproc 2 "));
   CHECK_FALSE(holds(advice, "shard.mode"));
 
   // CPU ranks share the host's memory.
-  advice = memory_advice(config, 1, DeviceType::CPU).text();
+  advice = memory_advice(config, 1, DeviceType::CPU, peak_of).text();
   CHECK_FALSE(holds(advice, "nproc"));
 
   config = config_of(2);
   config.given.insert("train.micro_batch");
   config.train.micro_batch = 3;
-  config.train.recompute = "block";
+  config.train.recompute = "every 2";
   config.train.precision = "bf16";
   config.shard.mode = "none";
-  advice = memory_advice(config, 2, DeviceType::CUDA).text();
-  CHECK_FALSE(holds(advice, "recompute"));
+  advice = memory_advice(config, 2, DeviceType::CUDA, peak_of).text();
+  CHECK_FALSE(holds(advice, "recompute mlp"));
+  CHECK(holds(advice, "--train.recompute block"));
   CHECK(holds(advice, "--train.micro_batch 2 "));
   CHECK(holds(advice, "--shard.mode full"));
   CHECK(holds(advice, "1/2 of weights"));
   CHECK(holds(advice, "--train.precision bf16-true"));
   CHECK(holds(advice, "--nproc 4 "));  // 3 ranks of 3 sequences don't make 24
+  const auto same = [](const Config&) { return std::optional<std::int64_t>(1); };
+  CHECK(memory_advice(config, 2, DeviceType::CPU, same).text().empty());
 
   config.train.micro_batch = 1;
+  config.train.recompute = "block";
   config.train.precision = "bf16-true";
   config.shard.mode = "full";
-  CHECK(memory_advice(config, 24, DeviceType::CUDA).text().empty());
+  CHECK(memory_advice(config, 24, DeviceType::CUDA, peak_of).text().empty());
 }
 
 TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unchanged") {
@@ -64,7 +81,7 @@ TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unc
   const Tensor kept = Tensor::full(context, {8}, DType::F32, 1.0);
   const auto message = [&](const std::function<int()>& work) -> std::string {
     try {
-      with_memory_advice(config, 1, *context, work);
+      with_memory_advice(config, 1, *context, peak_of, work);
     } catch (const OutOfMemory& error) {
       return error.what();
     }
@@ -84,9 +101,10 @@ TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unc
   CHECK(whole.find("category") == whole.rfind("category"));
   CHECK(holds(whole, "--train.recompute block"));
 
-  CHECK(with_memory_advice(config, 1, *context, [] { return 7; }) == 7);
-  CHECK_THROWS_AS(with_memory_advice(config, 1, *context, []() -> int { throw IoError("a disk"); }),
-                  IoError);
+  CHECK(with_memory_advice(config, 1, *context, peak_of, [] { return 7; }) == 7);
+  CHECK_THROWS_AS(
+      with_memory_advice(config, 1, *context, peak_of, []() -> int { throw IoError("a disk"); }),
+      IoError);
 }
 
 TEST_CASE("head dims that no GPU kernel supports are refused by name") {
@@ -107,8 +125,11 @@ TEST_CASE("head dims that no GPU kernel supports are refused by name") {
 TEST_CASE("a run is refused if total memory is too small, and warned if free memory is") {
   constexpr std::int64_t kMiB = 1 << 20;
   MemoryNeed need;
-  MemoryAdvice advice;
-  advice.add("--flag 1", "less");
+  const auto advice = [] {
+    MemoryAdvice flags;
+    flags.add("--flag 1", "less");
+    return flags;
+  };
   need.plan.peak = 10 * kMiB;
   need.plan.at_peak[static_cast<std::size_t>(MemoryCategory::Parameters)] = 10 * kMiB;
   need.ranks = 4;

@@ -51,6 +51,14 @@ TEST_CASE("indivisible batches are refused with the nearest valid sizes") {
   CHECK_NOTHROW(changed([](Config& c) { c.train.micro_batch = 3; }).validate(2));
 }
 
+TEST_CASE("texts of recomputation and units are checked before a run starts") {
+  CHECK_NOTHROW(changed([](Config& c) { c.train.recompute = "every 2"; }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "train.recompute must be none, mlp, block or 'every N'",
+                       changed([](Config& c) { c.train.recompute = "all"; }).validate(1));
+  CHECK_THROWS_HOLDING(InvalidArgument, "shard.units must be block, a number of parameters",
+                       changed([](Config& c) { c.shard.units = "50X"; }).validate(1));
+}
+
 TEST_CASE("heads must divide the width") {
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "model.n_head 3 does not divide model.n_embd 128; the nearest values that "

@@ -4,6 +4,8 @@
 
 #include "core/base/choose_device.h"
 #include "core/base/error.h"
+#include "core/nn/recompute.h"
+#include "core/nn/unit_policy.h"
 #include "models/language_model.h"
 #include "tools/tessera/config/fields.h"
 
@@ -57,6 +59,8 @@ void Config::validate(int world_size, bool needs_data) {
           "no training data; name a file with --data.train FILE");
   check_batches(train, world_size);
   parse_device(train.device);
+  nn::parse_recompute(train.recompute);
+  nn::parse_unit_policy(shard.units);
   require(shard.group == 0 || shard.mode == "hybrid",
           "shard.group is for shard.mode hybrid, and the mode is {}", shard.mode);
   require(shard.group == 0 || world_size % shard.group == 0,

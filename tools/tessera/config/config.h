@@ -63,13 +63,15 @@ struct Config {
   } optim;
   struct Shard {
     std::string mode = "full";
-    std::int64_t group = 0;  ///< ranks per shard group of mode hybrid; 0: the ranks of a host
+    std::int64_t group = 0;       ///< ranks per shard group of mode hybrid; 0: the ranks of a host
+    std::string units = "block";  ///< see nn::parse_unit_policy()
     std::string reshard_after_forward = "on";
     std::string accumulate = "sharded";
     std::string gradient_dtype = "f32";
     std::string reduce_dtype = "f32";
     std::int64_t gather_ahead = 1;
     std::string offload = "none";
+    std::int64_t check_replicas_every = 100;  ///< steps; 0: never
   } shard;
   struct Checkpoint {
     std::int64_t every = 500;  ///< steps; also saves at the end; 0: never saves

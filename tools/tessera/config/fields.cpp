@@ -68,8 +68,9 @@ std::vector<Field> make_fields() {
            "on a NaN or infinite loss or gradient: stop, or skip the step, at most 10 in a row",
            {"stop", "skip"}),
       text(KEY(train.recompute),
-           "block: keep only the input of each block and recompute the rest in backward",
-           {"none", "block"}),
+           "recompute in backward instead of keeping: none, mlp (the inside of MLPs), block (all "
+           "but "
+           "the inputs of blocks), or 'every N' (the same for blocks 0, N, 2N, ...)"),
       number(KEY(train.eval_every), 0, 1e15, "steps between evaluations; 0: only at the end"),
       number(KEY(train.eval_batches), 0, kBig,
              "global batches per evaluation; 0: all validation data"),
@@ -105,6 +106,10 @@ std::vector<Field> make_fields() {
            {"full", "gradients", "optimizer", "hybrid", "none"}),
       number(KEY(shard.group), 0, 1 << 20,
              "ranks per group of mode hybrid; 0: the ranks of a host"),
+      text(
+          KEY(shard.units),
+          "what is gathered together: block; a number of parameters such as 50M (blocks are merged "
+          "until they have as many); or patterns with commas such as h.*.mlp (such modules alone)"),
       text(KEY(shard.reshard_after_forward),
            "off: keep parameters gathered until backward has used them", {"on", "off"}),
       text(KEY(shard.accumulate),
@@ -116,6 +121,8 @@ std::vector<Field> make_fields() {
       text(KEY(shard.offload),
            "optimizer: with a GPU, keep and update master weights and moments in host memory",
            {"none", "optimizer"}),
+      number(KEY(shard.check_replicas_every), 0, 1e15,
+             "steps between comparisons of replicated weights and optimizer state; 0: none"),
 
       number(KEY(checkpoint.every), 0, 1e15,
              "steps between checkpoints, with one more at the end; 0: none at all"),

@@ -15,6 +15,7 @@
 #include "tools/tessera/config/load.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/train/memory_advice.h"
 #include "tools/tessera/train/memory_plan.h"
 #include "tools/tessera/train/setup.h"
 
@@ -33,12 +34,6 @@ struct Options {
   std::string memory;
   double flops = 0, bandwidth = 0;
   bool json = false;
-};
-
-// A changed configuration that was planned.
-struct Tried {
-  std::string flags;
-  std::int64_t peak = 0;
 };
 
 // "80GB", "80GiB", "1024"
@@ -94,31 +89,6 @@ class Planner {
   const Device device_{};
 };
 
-// Plans changes of the configuration that reduce memory, each alone.
-std::vector<Tried> try_changes(const Planner& planner, const Config& config, int world_size) {
-  std::vector<Tried> tried;
-  const auto attempt = [&](const std::string& flags, const auto& change) {
-    Config other = config;
-    change(other);
-    if (const auto peak = planner.peak(other)) tried.push_back({flags, *peak});
-  };
-  if (config.train.recompute == "none")
-    attempt("--train.recompute block", [](Config& c) { c.train.recompute = "block"; });
-  if (config.shard.mode != "full" && world_size > 1)
-    attempt("--shard.mode full", [](Config& c) { c.shard.mode = "full"; });
-  if (config.train.precision == "fp32")
-    attempt("--train.precision bf16", [](Config& c) { c.train.precision = "bf16"; });
-  if (config.train.precision != "bf16-true")
-    attempt("--train.precision bf16-true", [](Config& c) { c.train.precision = "bf16-true"; });
-  for (std::int64_t rows = config.train.micro_batch - 1; rows > 0; --rows) {
-    if (config.train.global_batch / world_size % rows != 0) continue;
-    attempt(fmt::format("--train.micro_batch {}", rows),
-            [rows](Config& c) { c.train.micro_batch = rows; });
-    break;
-  }
-  return tried;
-}
-
 // The largest micro-batch whose plan fits, with a global batch that it divides; 0: none.
 std::int64_t largest_micro_batch(const Planner& planner, const Config& config, int world_size,
                                  std::int64_t memory) {
@@ -161,7 +131,8 @@ int run(const Options& options, const std::vector<std::string>& words) {
   const RankPlan& first = plans.front();
   std::int64_t peak = 0;
   for (const RankPlan& plan : plans) peak = std::max(peak, plan.peak);
-  const std::vector<Tried> tried = try_changes(planner, config, world);
+  const std::vector<MemoryChange> changes =
+      memory_changes(config, world, [&](const Config& c) { return planner.peak(c); });
   const std::int64_t largest = memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
   const auto sent = static_cast<double>(first.traffic.total());
   const double compute_s = options.flops > 0 ? first.flops / options.flops : 0;
@@ -186,7 +157,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
     if (network_s > 0) json["network_seconds_per_step"] = network_s;
     if (memory > 0) json["fits"] = peak <= memory;
     if (memory > 0) json["largest_micro_batch"] = largest;
-    for (const Tried& change : tried)
+    for (const MemoryChange& change : changes)
       json["changes"].push_back({{"flags", change.flags}, {"peak_bytes", change.peak}});
     fmt::print("{}\n", json.dump());
     return memory > 0 && peak > memory ? kMemory : 0;
@@ -211,8 +182,8 @@ int run(const Options& options, const std::vector<std::string>& words) {
   if (memory > 0)
     fmt::print("fits        {} into {}; largest micro-batch {}\n", peak <= memory ? "yes" : "no,",
                format_bytes(memory), largest == 0 ? "none" : std::to_string(largest));
-  for (const Tried& change : tried)
-    fmt::print("{:<11} {:<30} {}\n", &change == tried.data() ? "to change" : "", change.flags,
+  for (const MemoryChange& change : changes)
+    fmt::print("{:<11} {:<30} {}\n", &change == changes.data() ? "to change" : "", change.flags,
                format_bytes(change.peak));
   return memory > 0 && peak > memory ? kMemory : 0;
 }

@@ -28,38 +28,60 @@ std::int64_t more_ranks(const Config& config, std::int64_t world_size) {
 
 }  // namespace
 
-MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device) {
-  const bool gpu = device == DeviceType::CUDA;
-  MemoryAdvice advice;
+std::vector<MemoryChange> memory_changes(const Config& config, int world_size,
+                                         const PlanPeak& peak) {
+  std::vector<MemoryChange> changes;
+  const std::optional<std::int64_t> now = peak(config);
+  const auto attempt = [&](const std::string& flags, const std::string& why, const auto& change) {
+    Config other = config;
+    change(other);
+    if (const auto planned = peak(other); planned && now && *planned < *now)
+      changes.push_back({flags, why, *planned});
+  };
   if (const auto rows =
           next_divisor_below(config.train.global_batch / world_size, config.train.micro_batch);
       rows > 0) {
-    advice.add(fmt::format("--train.micro_batch {}", rows),
-               fmt::format("activations of {} sequences at a time, not of {}", rows,
-                           config.train.micro_batch));
+    attempt(fmt::format("--train.micro_batch {}", rows),
+            fmt::format("activations of {} sequences at a time, not of {}", rows,
+                        config.train.micro_batch),
+            [rows](Config& c) { c.train.micro_batch = rows; });
   }
   if (config.train.recompute == "none")
-    advice.add("--train.recompute block", "activations of one block at a time, computed twice");
+    attempt("--train.recompute mlp", "activations of MLPs are computed twice",
+            [](Config& c) { c.train.recompute = "mlp"; });
+  if (config.train.recompute != "block")
+    attempt("--train.recompute block", "activations of one block at a time, computed twice",
+            [](Config& c) { c.train.recompute = "block"; });
   if (config.shard.mode != "full" && world_size > 1) {
-    advice.add(
-        "--shard.mode full",
-        fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size));
+    attempt("--shard.mode full",
+            fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size),
+            [](Config& c) { c.shard.mode = "full", c.shard.group = 0; });
   }
   if (config.train.precision == "fp32")
-    advice.add("--train.precision bf16", "activations of half the size");
-  else if (config.train.precision == "bf16")
-    advice.add("--train.precision bf16-true",
-               "weights of half the size too, rounded stochastically");
-  if (gpu && config.shard.offload == "none" && config.train.precision != "bf16-true")
-    advice.add("--shard.offload optimizer", "master weights and optimizer state in host memory");
+    attempt("--train.precision bf16", "activations of half the size",
+            [](Config& c) { c.train.precision = "bf16"; });
+  if (config.train.precision != "bf16-true")
+    attempt("--train.precision bf16-true", "weights of half the size too, rounded stochastically",
+            [](Config& c) { c.train.precision = "bf16-true"; });
+  if (config.shard.offload == "none")
+    attempt("--shard.offload optimizer", "master weights and optimizer state in host memory",
+            [](Config& c) { c.shard.offload = "optimizer"; });
+  return changes;
+}
+
+MemoryAdvice memory_advice(const Config& config, int world_size, DeviceType device,
+                           const PlanPeak& peak) {
+  MemoryAdvice advice;
+  for (const MemoryChange& change : memory_changes(config, world_size, peak))
+    advice.add(change.flags, fmt::format("{} per rank: {}", format_bytes(change.peak), change.why));
   // On the CPU more ranks don't help: all share the host's memory.
-  if (const auto ranks = more_ranks(config, world_size); gpu && ranks > 0)
+  if (const auto ranks = more_ranks(config, world_size); device == DeviceType::CUDA && ranks > 0)
     advice.add(fmt::format("--nproc {}", ranks), "more ranks, one per GPU");
   return advice;
 }
 
 int with_memory_advice(const Config& config, int world_size, const Context& context,
-                       const std::function<int()>& work) {
+                       const PlanPeak& peak, const std::function<int()>& work) {
   try {
     return work();
   } catch (const OutOfMemory& error) {
@@ -68,7 +90,7 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
     // On a GPU, host memory holds only copies, which these flags don't make smaller.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
     if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
-    throw OutOfMemory("{}", memory_advice(config, world_size, device).after(text));
+    throw OutOfMemory("{}", memory_advice(config, world_size, device, peak).after(text));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "comm/planned.h"
+#include "comm/sharding/replica_check.h"
 #include "comm/sharding/sharded_model.h"
 #include "io/checkpoint/async_saver.h"
 #include "io/data/sampler.h"
@@ -88,6 +89,12 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   const auto loader = loader_of(kMicroBatches);
   const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
   for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
+  const auto reaches = [&](std::int64_t every) {
+    return every > 0 && config.train.steps / every > options.first_step / every;
+  };
+  const std::int64_t compares = config.shard.check_replicas_every;
+  if (reaches(compares) || (compares > 0 && reaches(config.checkpoint.every)))
+    comm::check_replicas(sharded, mesh);
   for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
   if (options.prompt_tokens > 0 && options.evaluates) {
     sharded.gather_all();
@@ -134,7 +141,8 @@ std::string describe(const MemoryByCategory& bytes) {
   return text;
 }
 
-std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, bool refuse) {
+std::string check_memory(const MemoryNeed& need, const std::function<MemoryAdvice()>& advice,
+                         bool refuse) {
   const SystemMemory& memory = need.memory;
   const std::int64_t bytes = need.plan.peak * need.ranks;
   if (memory.total <= 0 || bytes <= memory.available) return {};
@@ -147,8 +155,8 @@ std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, boo
           : std::string(),
       describe(need.plan.at_peak));
   if (refuse && bytes > memory.total)
-    throw OutOfMemory("{}", advice.after(text + ". Nothing was started; to start anyway, use "
-                                                "--train.memory_check warn"));
+    throw OutOfMemory("{}", advice().after(text + ". Nothing was started; to start anyway, use "
+                                                  "--train.memory_check warn"));
   return text;
 }
 

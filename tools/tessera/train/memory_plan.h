@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -58,9 +59,11 @@ struct MemoryNeed {
 };
 
 /// Compares the plan with the memory before anything is allocated.
+/// @param advice  called for the message of an error
 /// @param refuse  throw if the plan exceeds the total memory; else warn
 /// @return a warning if the plan exceeds the available memory; else empty
 /// @throws OutOfMemory with the plan by category, and the advice
-std::string check_memory(const MemoryNeed& need, const MemoryAdvice& advice, bool refuse);
+std::string check_memory(const MemoryNeed& need, const std::function<MemoryAdvice()>& advice,
+                         bool refuse);
 
 }  // namespace tessera::tools

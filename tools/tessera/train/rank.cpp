@@ -9,6 +9,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "comm/sharding/replica_check.h"
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "io/consolidate/side_files.h"
@@ -361,6 +362,9 @@ int Rank::train(StopSignal& stop) {
     ++state_.step;
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
+    const std::int64_t every = config_.shard.check_replicas_every;
+    if (due(every) || (every > 0 && saver_ && due(config_.checkpoint.every)))
+      comm::check_replicas(sharded_, mesh_);
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();

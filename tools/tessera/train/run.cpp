@@ -71,22 +71,21 @@ std::vector<std::string> start_notes(const comm::RankGroup& group, const ChosenD
   return notes;
 }
 
-RankPlan plan_of(const RunSetup& setup, const comm::LaunchEnvironment& environment,
-                 const comm::Communicator& communicator, Context& context) {
-  return plan_rank(setup.config, setup.model, environment.rank, environment.world_size,
-                   {.context = {.device = context.device(),
-                                .threads = context.threads().size(),
-                                .cpu_level = context.cpu_level()},
-                    .backend = std::string(communicator.backend()),
-                    .local_world_size = environment.local_world_size,
-                    .evaluates = setup.val != nullptr,
-                    .prompt_tokens = prompt_tokens(setup),
-                    .first_step = setup.state.step});
+PlanOptions plan_options(const RunSetup& setup, const comm::LaunchEnvironment& environment,
+                         const comm::Communicator& communicator, Context& context) {
+  return {.context = {.device = context.device(),
+                      .threads = context.threads().size(),
+                      .cpu_level = context.cpu_level()},
+          .backend = std::string(communicator.backend()),
+          .local_world_size = environment.local_world_size,
+          .evaluates = setup.val != nullptr,
+          .prompt_tokens = prompt_tokens(setup),
+          .first_step = setup.state.step};
 }
 
 // Checks the memory plan before anything is allocated. Only a host's first rank checks host memory.
 // @return a warning, or empty
-std::string check_room(const RunSetup& setup, const RankPlan& plan,
+std::string check_room(const RunSetup& setup, const RankPlan& plan, const PlanPeak& peak,
                        const comm::LaunchEnvironment& environment,
                        const std::vector<comm::Hello>& ranks, Context& context) {
   const Config& config = setup.config;
@@ -111,8 +110,9 @@ std::string check_room(const RunSetup& setup, const RankPlan& plan,
     need.ranks = static_cast<int>(here.size());
   }
   const bool own_limit = device == DeviceType::CPU && limit > 0;
-  return check_memory(need, memory_advice(config, environment.world_size, device),
-                      config.train.memory_check == "refuse" && !own_limit);
+  return check_memory(
+      need, [&] { return memory_advice(config, environment.world_size, device, peak); },
+      config.train.memory_check == "refuse" && !own_limit);
 }
 
 comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& environment,
@@ -268,10 +268,20 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
         fmt::format("{} is at step {} of {} already; raise --train.steps to continue\n", resume,
                     setup.state.step, setup.config.train.steps);
 
-    const RankPlan plan = plan_of(setup, environment, *group.communicator, *context);
+    const PlanOptions assumed = plan_options(setup, environment, *group.communicator, *context);
+    const RankPlan plan =
+        plan_rank(setup.config, setup.model, environment.rank, environment.world_size, assumed);
+    const PlanPeak peak =
+        [&, model = setup.model](const Config& changed) -> std::optional<std::int64_t> {
+      try {
+        return plan_rank(changed, model, environment.rank, environment.world_size, assumed).peak;
+      } catch (const std::exception&) {
+        return std::nullopt;
+      }
+    };
     const auto warnings = comm::exchange(
         *group.store, fmt::format("memory/{}", attempt), environment.rank, environment.world_size,
-        check_room(setup, plan, environment, group.ranks, *context), timeout);
+        check_room(setup, plan, peak, environment, group.ranks, *context), timeout);
     for (std::size_t rank = 0; rank < warnings.size(); ++rank) {
       if (!warnings[rank].empty())
         setup.notes.push_back(fmt::format("warning: rank {}: {}", rank, warnings[rank]));
@@ -279,7 +289,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
 
     std::string why;
     const Config resolved = setup.config;
-    const int signal = with_memory_advice(resolved, environment.world_size, *context, [&] {
+    const int signal = with_memory_advice(resolved, environment.world_size, *context, peak, [&] {
       Rank rank(std::move(setup), plan, environment, group, context, attempt, json, flight);
       comm::compare_among_ranks(
           *group.store,

@@ -1,0 +1,36 @@
+#include "core/nn/recompute.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/module.h"
+
+namespace tessera::nn {
+
+Recompute parse_recompute(std::string_view text) {
+  if (text == "none") return Recompute::None;
+  if (text == "mlp") return Recompute::Mlp;
+  if (text == "block") return Recompute::Block;
+  constexpr std::string_view kEvery = "every ";
+  if (text.starts_with(kEvery)) {
+    std::int64_t every = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + kEvery.size(), end, every);
+    if (error == std::errc() && stop == end && every >= 1) return {Recompute::Block, every};
+  }
+  throw InvalidArgument(
+      "train.recompute must be none, mlp, block or 'every N' with N from 1, got '{}'", text);
+}
+
+Tensor recompute_mlp(const Module& mlp, const Tensor& x,
+                     const std::function<Tensor(const Tensor&)>& forward) {
+  const auto wants = [](const Parameter* p) { return p->tensor.requires_grad(); };
+  const bool again =
+      mlp.recompute().part == Recompute::Mlp && x.context()->grad_enabled() &&
+      (x.requires_grad() || std::any_of(mlp.parameters().begin(), mlp.parameters().end(), wants));
+  if (!again) return forward(x);
+  return autograd::recompute([forward](std::span<const Tensor> in) { return forward(in[0]); }, {x});
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace tessera::nn {
+
+class Module;
+
+/// Activation recomputation: which activations backward computes again instead of keeping them.
+struct Recompute {
+  enum Part : std::uint8_t {
+    None,
+    Mlp,    ///< keep only the inputs of MLPs
+    Block,  ///< keep only the inputs of blocks
+  };
+  constexpr Recompute(Part what = None, std::int64_t each = 1) : part(what), every(each) {}
+  bool operator==(const Recompute&) const = default;
+
+  Part part;
+  std::int64_t every;  ///< with Block: blocks 0, every, 2 every, ... of each list, from 1
+};
+
+/// "none", "mlp", "block" or "every N". @throws InvalidArgument for other texts
+Recompute parse_recompute(std::string_view text);
+
+/// forward(x), computed again in backward where the model's setting is Recompute::Mlp. For MLPs.
+Tensor recompute_mlp(const Module& mlp, const Tensor& x,
+                     const std::function<Tensor(const Tensor&)>& forward);
+
+}  // namespace tessera::nn
