@@ -19,7 +19,8 @@ struct Replicated {
   std::vector<Tensor> tensors = {};  // the parts of this rank; may be empty
 };
 
-std::vector<Replicated> replicated(ShardedModel& model, const Mesh& mesh) {
+std::vector<Replicated> replicated(ShardedModel& model) {
+  const Mesh& mesh = model.mesh();
   std::vector<Replicated> list;
   if (mesh.replicate().world_size() > 1) {
     std::unordered_map<const Parameter*, std::size_t> index_of;
@@ -29,9 +30,11 @@ std::vector<Replicated> replicated(ShardedModel& model, const Mesh& mesh) {
         list.push_back({p->name, mesh.shard().world_size()});
       }
     }
-    for (const ShardedModel::Piece& piece : model.held_pieces())
-      for (const Tensor& part : {piece.master, piece.exp_avg, piece.exp_avg_sq})
-        if (part.defined()) list[index_of.at(piece.parameter)].tensors.push_back(part);
+    for (const ShardedModel::Piece& piece : model.held_pieces()) {
+      std::vector<Tensor>& parts = list[index_of.at(piece.parameter)].tensors;
+      parts.push_back(piece.master);
+      parts.insert(parts.end(), piece.state.begin(), piece.state.end());
+    }
   }
   if (mesh.shard().world_size() == 1) return list;
   for (const auto& unit : model.units()) {
@@ -73,11 +76,11 @@ std::optional<Odd> find_odd(int world_size, int groups, const F& hash_of) {
 
 }  // namespace
 
-void check_replicas(ShardedModel& model, const Mesh& mesh) {
-  const std::vector<Replicated> list = replicated(model, mesh);
+void check_replicas(ShardedModel& model) {
+  const std::vector<Replicated> list = replicated(model);
   if (list.empty()) return;
-  Communicator& world = mesh.world();
-  const auto& context = model.units().front()->master().context();
+  Communicator& world = model.mesh().world();
+  const auto& context = model.context();
   const auto count = static_cast<std::int64_t>(list.size());
   const Tensor hashes = Tensor::empty(context, {count * world.world_size()}, DType::I64,
                                       MemoryCategory::Workspace, "replica hashes");

@@ -115,7 +115,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     if (settings.at_point) {
       options.at_point = [rank, f = settings.at_point](std::string_view at) { f(rank, at); };
     }
-    train::Saver saver(options, store, meeting, context, sharded);
+    train::Saver saver(options, store, meeting, sharded);
     RankOfTest self{rank, context, &sharded, &saver, {}, {}, {}, {}, {}};
     self.gather = [&](const std::string& mine) { return flags.exchange("flags", mine); };
     try {

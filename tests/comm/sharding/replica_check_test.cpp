@@ -8,6 +8,7 @@
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
 #include "core/nn/layers.h"
+#include "core/optim/adamw.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -52,11 +53,11 @@ std::string outcome(const Setting& setting,
     y = nn::unit(net.second, y);
     autograd::backward(y, Tensor::full(context, {2, 8}, setting.compute, 1.0));
     sharded.end_micro_batch();
-    sharded.step({}, 0.01, 1, Tensor::full(context, {1}, DType::F32, 1.0));
-    comm::check_replicas(sharded, mesh);
+    sharded.step(optim::AdamW(), {0.01, 1, Tensor::full(context, {1}, DType::F32, 1.0)});
+    comm::check_replicas(sharded);
     fault(rank, net, sharded);
     try {
-      comm::check_replicas(sharded, mesh);
+      comm::check_replicas(sharded);
     } catch (const comm::ReplicaMismatch& error) {
       messages[static_cast<std::size_t>(rank)] = error.what();
     }
@@ -102,7 +103,7 @@ TEST_CASE("optimizer state is compared, and two replicas have no majority") {
   const std::string text = outcome({2}, [](int rank, Net&, ShardedModel& sharded) {
     if (rank == 0)
       for (const auto& piece : sharded.held_pieces())
-        if (piece.parameter->name != "first.weight") flip_last_bit(piece.exp_avg_sq);
+        if (piece.parameter->name != "first.weight") flip_last_bit(piece.state[1]);
   });
   starts(text,
          "weights or optimizer state of 'first.bias' on rank 1 differ from those of rank 0, which "

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -15,6 +16,7 @@
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/view.h"
+#include "core/optim/adamw.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -67,6 +69,7 @@ struct Setting {
   DType compute = DType::F32;
   int gather_ahead = 1;
   std::int64_t layers = 3;
+  DType master = DType::F32;
 };
 
 struct Outcome {
@@ -93,7 +96,7 @@ Outcome train(const Setting& setting) {
     Net net(setting.layers);
     net.set_training(true);
     net.set_recompute(nn::parse_recompute(setting.recompute));
-    comm::ShardSpec spec = test::spec_of(setting.mode, setting.compute);
+    comm::ShardSpec spec = test::spec_of(setting.mode, setting.compute, setting.master);
     spec.units = nn::parse_unit_policy(setting.units);
     spec.gather_ahead = setting.gather_ahead;
     ShardedModel sharded(net, mesh, spec, context);
@@ -120,7 +123,7 @@ Outcome train(const Setting& setting) {
         sharded.end_micro_batch();
         if (rank == 0) outcome.losses.push_back(loss.to_vector<float>().front());
       }
-      sharded.step({}, 0.05, step + 1, Tensor::full(context, {1}, DType::F32, 1.0));
+      sharded.step(optim::AdamW(), {0.05, step + 1, Tensor::full(context, {1}, DType::F32, 1.0)});
     }
     const std::lock_guard lock(mutex);
     const MemoryLedger& ledger = context->ledger();
@@ -135,7 +138,13 @@ Outcome train(const Setting& setting) {
     for (const ShardedModel::Piece& piece : sharded.owned_pieces()) {
       auto& values = outcome.weights[piece.parameter->name];
       values.resize(static_cast<std::size_t>(piece.parameter->tensor.numel()));
-      piece.master.copy_to_host(values.data() + piece.begin);
+      if (setting.master == DType::F32) {
+        piece.master.copy_to_host(values.data() + piece.begin);
+      } else {
+        const auto half = piece.master.to_vector<BFloat16>();
+        std::transform(half.begin(), half.end(), values.begin() + piece.begin,
+                       [](BFloat16 x) { return static_cast<float>(x); });
+      }
     }
   });
   return outcome;
@@ -162,8 +171,14 @@ TEST_CASE("unit policies change no bit, in any mode") {
     }
   }
   const Outcome by_block = train({4, "hybrid"});
-  for (const std::string& units : kPolicies)
+  Setting rounded{2, "full", "block", "none", DType::BF16};
+  rounded.master = DType::BF16;
+  const Outcome rounded_by_block = train(rounded);
+  for (const std::string& units : kPolicies) {
     CHECK(train({4, "hybrid", units, "block"}).same_bits(by_block));
+    rounded.units = units;
+    CHECK(train(rounded).same_bits(rounded_by_block));
+  }
 }
 
 TEST_CASE("a unit of several blocks is gathered once for all of them, at any prefetch distance") {

@@ -94,7 +94,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   };
   const std::int64_t compares = config.shard.check_replicas_every;
   if (reaches(compares) || (compares > 0 && reaches(config.checkpoint.every)))
-    comm::check_replicas(sharded, mesh);
+    comm::check_replicas(sharded);
   for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
   if (options.prompt_tokens > 0 && options.evaluates) {
     sharded.gather_all();

@@ -364,7 +364,7 @@ int Rank::train(StopSignal& stop) {
     state_.val_loss.reset();
     const std::int64_t every = config_.shard.check_replicas_every;
     if (due(every) || (every > 0 && saver_ && due(config_.checkpoint.every)))
-      comm::check_replicas(sharded_, mesh_);
+      comm::check_replicas(sharded_);
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
