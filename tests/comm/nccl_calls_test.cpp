@@ -218,6 +218,7 @@ TEST_CASE("a predicted launch sends no message, and a comparison leaves no keys"
     meet(2);
     step();
     step();
+    std::this_thread::sleep_for(100ms);  // the watchdogs have asked the store for the first time
     meet(3);
     if (rank == 0) first = requests.exchange(0);
     meet(4);

@@ -1,6 +1,7 @@
 // Subgroups of a communicator, with ranks as threads; split_faults_test.cpp covers processes.
 #include "comm/split.h"
 
+#include <atomic>
 #include <latch>
 
 #include "comm/flight_recorder.h"
@@ -482,8 +483,9 @@ class TroubledStore final : public comm::Store {
   void look(const std::string& key) const {
     if (key.find("shard group of ranks 2, 3") == key.npos) return;
     if (delay_ == 0ms) throw IoError("too many open files");
-    std::this_thread::sleep_for(delay_);
+    if (!late_.exchange(true)) std::this_thread::sleep_for(delay_);
   }
+  mutable std::atomic<bool> late_ = false;
   const std::shared_ptr<comm::Store> store_;
   const std::chrono::milliseconds delay_;
 };
