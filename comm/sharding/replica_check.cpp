@@ -46,6 +46,19 @@ std::vector<Replicated> replicated(ShardedModel& model) {
   return list;
 }
 
+// Hashes parameters in the memory of the context of `hashes`, [list.size()]; leaves the others.
+void hash_into(const Tensor& hashes, const std::vector<Replicated>& list) {
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Tensor hash = hashes.alias({1}, {1}, static_cast<std::int64_t>(i));
+    std::uint64_t position = 0;
+    for (const Tensor& part : list[i].tensors) {
+      if (part.context() != hashes.context()) continue;
+      kernels::bit_hash(*part.context(), {part.view(), hash.view(), position, position > 0});
+      position += (part.bytes() + 7) / 8;
+    }
+  }
+}
+
 // Ranks that differ from the most frequent hash of their group.
 struct Odd {
   std::vector<int> ranks;
@@ -85,15 +98,16 @@ void check_replicas(ShardedModel& model) {
   const Tensor hashes = Tensor::empty(context, {count * world.world_size()}, DType::I64,
                                       MemoryCategory::Workspace, "replica hashes");
   const Tensor own = hashes.alias({count}, {1}, count * world.rank());
-  own.copy_from_host(std::vector<std::int64_t>(list.size()).data());
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::uint64_t position = 0;
-    for (const Tensor& part : list[static_cast<std::size_t>(i)].tensors) {
-      kernels::bit_hash(*context,
-                        {part.view(), own.alias({1}, {1}, i).view(), position, position > 0});
-      position += (part.bytes() + 7) / 8;
-    }
+  std::vector<std::int64_t> values(list.size());
+  if (model.state_context() != context) {
+    const Tensor offloaded = Tensor::empty(model.state_context(), {count}, DType::I64,
+                                           MemoryCategory::Workspace, "replica hashes");
+    offloaded.copy_from_host(values.data());
+    hash_into(offloaded, list);
+    if (context->device().type != DeviceType::Meta) offloaded.copy_to_host(values.data());
   }
+  own.copy_from_host(values.data());
+  hash_into(own, list);
   world.all_gather(hashes.view(), {"all_gather replica hashes", {}});
   if (context->device().type == DeviceType::Meta) return;
   const std::vector<std::int64_t> all = hashes.to_vector<std::int64_t>();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/planned.h"
+#include "comm/sharding/replica_check.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/autograd/autograd.h"
 #include "core/ops/linear.h"
@@ -218,4 +219,30 @@ TEST_CASE("bf16 masters are not offloaded") {
                          {.compute = DType::BF16, .master = DType::BF16, .offload = true}, context),
       "offloaded master weights are f32, got bf16; turn offload or bf16 masters off",
       InvalidArgument);
+}
+
+TEST_CASE("a flipped bit of a replica is found on the device, and in offloaded state") {
+  for (const bool offload : {false, true}) {
+    CAPTURE(offload);
+    FakeRanks ranks(2);
+    ranks.timeout = 20s;
+    for (const RankResult& each : run_ranks(2, [&](int rank) {
+           const auto world = ranks.join(rank);
+           const comm::Mesh mesh = mesh_of("none", *world);
+           Layers model;
+           comm::ShardSpec spec = spec_of("none", DType::BF16);
+           spec.offload = offload;
+           comm::ShardedModel sharded(model, mesh, spec, device_context());
+           sharded.load(fill);
+           sharded.create_optimizer_state(optim::AdamW());
+           CHECK((sharded.state_context() != device_context()) == offload);
+           comm::check_replicas(sharded);
+           if (rank == 1)
+             *static_cast<unsigned char*>(sharded.held_pieces()[2].state[0].view().data) ^= 1U;
+           comm::check_replicas(sharded);
+         }))
+      CHECK(holds(
+          each.error,
+          "weights or optimizer state of 'h.1.weight' on rank 1 differ from those of rank 0"));
+  }
 }
