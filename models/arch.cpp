@@ -55,7 +55,11 @@ Arch parse_arch(const std::string& text, const std::string& source) {
   arch.seq_len = reader.at("seq_len").integer(1);
   arch.layer_norm_eps = number("layer_norm_eps");
   arch.dropout = static_cast<float>(number("dropout"));
-  arch.validate();
+  try {
+    arch.validate();
+  } catch (const InvalidArgument& error) {
+    throw CorruptCheckpoint("{}: {}", source, error.what());
+  }
   return arch;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/sharding/sharded_model.h"
 #include "core/optim/optimizer.h"
@@ -24,19 +25,24 @@ struct CheckpointOptions {
 /// checkpoint is committed by one rename. Collective.
 class Checkpoints {
  public:
-  /// `rank`, `model` and `optimizer` must outlive this. @throws OutOfMemory
+  /// Locks the run's directory for this process. `rank`, `model` and `optimizer` must outlive this.
+  /// @throws OutOfMemory; InvalidArgument naming the holder if another job has the lock; IoError
   Checkpoints(std::string run_dir, Rank& rank, comm::ShardedModel& model,
               const optim::Optimizer& optimizer, const CheckpointOptions& options = {});
-  /// Waits for a save in flight. Its errors are lost; call finish().
+  /// Waits for a save in flight, briefly if an exception is the reason. Its errors are lost; call
+  /// finish().
   ~Checkpoints();
   Checkpoints(const Checkpoints&) = delete;
   Checkpoints& operator=(const Checkpoints&) = delete;
 
   /// Loads the newest checkpoint that all ranks can read; an older one if files are damaged.
+  /// Without saved optimizer state (see CheckpointOptions) that starts with zeros.
   /// @return its step; 0 if the run has none, and the model is unchanged
-  /// @throws InvalidArgument if tensors don't fit the model; IoError, CorruptCheckpoint if the run
-  ///         has checkpoints and none is readable
+  /// @throws InvalidArgument if tensors, CheckpointOptions::model or the optimizer don't fit;
+  ///         IoError, CorruptCheckpoint if the run has checkpoints and none is readable
   std::int64_t load_latest();
+  /// Why load_latest() passed over newer checkpoints; equal on all ranks.
+  const std::vector<std::string>& skipped() const;
   /// Saves, after `step` updates. Returns early if saves run in the background.
   /// @throws IoError if this save, or the former in the background, failed; NonFiniteLoss; CommError
   void save(std::int64_t step);

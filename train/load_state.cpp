@@ -64,15 +64,17 @@ io::ReadReport load_sections(
 
 }  // namespace
 
-std::vector<io::TensorInfo> tensors_of(const nn::Module& model) {
+std::vector<io::TensorInfo> tensors_of(const nn::Module& model, bool trainable_only) {
   std::vector<io::TensorInfo> tensors;
   for (const Parameter* p : model.parameters())
-    tensors.push_back({p->name, p->tensor.shape(), p->tensor.dtype()});
+    if (!trainable_only || p->tensor.requires_grad())
+      tensors.push_back({p->name, p->tensor.shape(), p->tensor.dtype()});
   return tensors;
 }
 
 LoadPlan plan_resume(const io::CheckpointReader& reader,
                      const std::vector<io::TensorInfo>& expected,
+                     const std::vector<io::TensorInfo>& trainable,
                      const std::vector<std::string>& states, io::LoadPolicy policy) {
   LoadPlan plan;
   std::vector<io::Section> sections{io::kModelSection};
@@ -85,7 +87,8 @@ LoadPlan plan_resume(const io::CheckpointReader& reader,
                     reader.path().string(), kZeros));
   }
   for (const io::Section& section : sections) {
-    const auto comparison = io::compare_tensors(expected, reader.source(section).tensors());
+    const auto comparison = io::compare_tensors(section.is_model() ? expected : trainable,
+                                                reader.source(section).tensors());
     const std::string where = fmt::format("{}, section {}", reader.path().string(), section.name());
     for (std::string& note :
          io::apply_policy(comparison, policy, where, section.is_model() ? kRandom : kZeros)) {

@@ -20,14 +20,16 @@ struct LoadPlan {
 };
 
 /// Names and shapes of a model's parameters.
-std::vector<io::TensorInfo> tensors_of(const nn::Module& model);
+std::vector<io::TensorInfo> tensors_of(const nn::Module& model, bool trainable_only = false);
 
-/// Compares all sections of a checkpoint with the run's model, whose tensors are `expected`.
-/// @param states  names of the optimizer's state tensors
+/// Compares all sections of a checkpoint with the run's model.
+/// @param expected  the model's tensors; state tensors belong to the `trainable` ones
+/// @param states    names of the optimizer's state tensors
 /// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
 ///         optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader,
                      const std::vector<io::TensorInfo>& expected,
+                     const std::vector<io::TensorInfo>& trainable,
                      const std::vector<std::string>& states, io::LoadPolicy policy);
 /// The same for weights only.
 /// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;

@@ -1,12 +1,17 @@
 #include "train/ranks.h"
 
+#include <fmt/format.h>
+#include <stdlib.h>
+
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "comm/control/agreement.h"
@@ -29,19 +34,60 @@ std::string Rank::unique_name(const std::string& prefix) {
   return fmt::format("{}/{}", prefix, names++);
 }
 
+namespace {
+
+// Letters, digits, '.', '_' and '-' of a launcher's id; other characters become '_'.
+std::string run_id_of(const comm::LaunchEnvironment& environment) {
+  std::string id = environment.run_id.empty() ? "run" : environment.run_id.substr(0, 64);
+  for (char& c : id)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '-') c = '_';
+  return id;
+}
+
+// Makes the other ranks end, and name this one.
+void publish(const Rank& rank, int number, const std::string& process,
+             const std::exception& error) noexcept {
+  if (tell_others(*rank.store, number, process, error)) return;
+  const auto* const lost = dynamic_cast<const CommError*>(&error);
+  if (lost == nullptr) return;
+  try {
+    comm::publish_verdict(*rank.store, *lost);
+  } catch (const std::exception&) {
+    // Ignored: the first error is reported.
+  }
+}
+
+void exit_stuck(const CommError& error) {
+  fmt::print(stderr, "the run has failed, and this rank does not end: {}\n", error.what());
+  std::_Exit(4);
+}
+
+}  // namespace
+
 Rank join(const RankOptions& options) {
   const comm::Variables variables = comm::process_environment();
   comm::LaunchEnvironment environment = comm::detect_launch(variables);
   environment.token = comm::read_token(variables);
+  // Keep the token from child processes.
+  ::unsetenv("TESSERA_TOKEN");     // NOLINT(concurrency-mt-unsafe)
+  ::unsetenv("TESSERA_TOKEN_FD");  // NOLINT(concurrency-mt-unsafe)
   const int threads = default_threads(options.threads, environment.local_world_size);
   Rank rank;
   rank.timeout = options.timeout;
+  rank.run_id = run_id_of(environment);
   rank.context = open_device(options.device, environment.local_rank, threads).context;
   comm::BootstrapOptions bootstrap;
   bootstrap.backend = options.backend;
   bootstrap.init_timeout = options.init_timeout;
   bootstrap.communicator = {options.timeout, rank.context};
   bootstrap.fingerprint = options.fingerprint;
+  bootstrap.on_stuck = [on_stuck = options.on_stuck](const CommError& error,
+                                                     const auto& /*ranks*/) {
+    if (on_stuck)
+      on_stuck(error);
+    else
+      exit_stuck(error);
+  };
   static_cast<comm::RankGroup&>(rank) = comm::bootstrap(environment, bootstrap);
   return rank;
 }
@@ -52,8 +98,8 @@ void run(const std::function<void(Rank&)>& f, const RankOptions& options) {
     f(rank);
   } catch (const std::exception& error) {
     if (rank.world_size() > 1)
-      tell_others(*rank.store, rank.rank(),
-                  rank.ranks[static_cast<std::size_t>(rank.rank())].process(), error);
+      publish(rank, rank.rank(), rank.ranks[static_cast<std::size_t>(rank.rank())].process(),
+              error);
     throw;
   }
 }
@@ -64,12 +110,27 @@ void run_threads(int world_size, const std::function<void(Rank&)>& f, const Rank
   const int threads = default_threads(options.threads, world_size);
   std::mutex mutex;
   std::exception_ptr first;
+  const auto failed = [&](int number, const std::exception& error) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    Rank rank;
+    rank.store = store;
+    publish(rank, number, "a thread", error);
+    group->fail(
+        CommError(CommFailure::Aborted, {number}, "rank {} failed: {}", number, error.what()));
+  };
   const auto body = [&](int number) {
     try {
       Rank rank;
       rank.timeout = options.timeout;
       rank.context = open_device(options.device, number, threads).context;
       rank.store = store;
+      for (int other = 0; other < world_size; ++other)
+        rank.ranks.push_back(comm::make_hello(other, world_size, rank.run_id, options.fingerprint));
+      rank.status = std::make_shared<comm::RankStatus>(
+          rank.ranks[static_cast<std::size_t>(number)].process());
       rank.communicator = world_size == 1 ? comm::make_single_communicator()
                                           : comm::make_threads_communicator(
                                                 group, number, {options.timeout, rank.context});
@@ -78,13 +139,9 @@ void run_threads(int world_size, const std::function<void(Rank&)>& f, const Rank
             comm::make_host_staged_communicator(std::move(rank.communicator), rank.context);
       f(rank);
     } catch (const std::exception& error) {
-      {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-      tell_others(*store, number, "a thread", error);
-      group->fail(
-          CommError(CommFailure::Aborted, {number}, "rank {} failed: {}", number, error.what()));
+      failed(number, error);
+    } catch (...) {
+      failed(number, std::runtime_error("an exception that is no std::exception"));
     }
   };
   std::vector<std::thread> ranks;

@@ -8,6 +8,7 @@
 
 #include "comm/bootstrap.h"
 #include "core/base/context.h"
+#include "core/base/error.h"
 
 namespace tessera::train {
 
@@ -19,6 +20,9 @@ struct RankOptions {
   std::chrono::milliseconds timeout{300'000};      ///< of a collective, and of exchange()
   /// Text that must be equal on all ranks, such as the configuration.
   std::string fingerprint{};
+  /// Called on another thread if this process still runs seconds after the run has failed, such as
+  /// in a hanging read. Empty: the error goes to standard error, and the process exits with 4.
+  std::function<void(const CommError& error)> on_stuck{};
 };
 
 /// A rank of a program: its device, and its connections to the other ranks.
@@ -32,12 +36,14 @@ struct Rank : comm::RankGroup {
   /// A name that no earlier call returned, equal on all ranks that call it equally often.
   std::string unique_name(const std::string& prefix);
 
+  std::string run_id = "run";  ///< equal on all ranks: letters, digits, '.', '_' or '-'
   std::chrono::milliseconds timeout{};
   int names = 0;
 };
 
 /// Joins the ranks that `tessera run`, torchrun, srun or mpirun started; a world of one without a
-/// launcher. @throws as comm::bootstrap and open_device
+/// launcher. Removes the run's secret, TESSERA_TOKEN, from the environment.
+/// @throws as comm::bootstrap and open_device
 Rank join(const RankOptions& options = {});
 
 /// Joins, and calls f(rank). An error is published, so that the other ranks end and name this rank,
@@ -45,7 +51,8 @@ Rank join(const RankOptions& options = {});
 void run(const std::function<void(Rank&)>& f, const RankOptions& options = {});
 
 /// Calls f(rank) for `world_size` ranks, each on a thread of its own. When a rank throws, the others
-/// end at their next collective or exchange. @throws the first error of any rank
+/// end at their next collective or exchange. Of the options, device, threads and timeout apply.
+/// @throws the first error of any rank
 void run_threads(int world_size, const std::function<void(Rank&)>& f,
                  const RankOptions& options = {});
 

@@ -94,10 +94,10 @@ Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store,
       io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
   async_ = std::make_unique<io::AsyncSaver>(sharded_.state_context(), bytes,
                                             options_.timeout + kReportMargin);
-  sharded_.before_update([this] { wait_copied(); });
+  sharded_.before_update(this, [this] { wait_copied(); });
 }
 
-Saver::~Saver() { sharded_.before_update({}); }
+Saver::~Saver() { sharded_.before_update(this, {}); }
 
 io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& state) const {
   request.checkpoints_dir = options_.checkpoints_dir;
@@ -106,7 +106,7 @@ io::SaveRequest Saver::complete(io::SaveRequest request, const TrainerState& sta
   request.world_size = options_.world_size;
   request.run_id = options_.run_id;
   request.model_config = options_.model;
-  request.trainer_json = format_trainer_state(state);
+  if (options_.with_trainer) request.trainer_json = format_trainer_state(state);
   request.pulse = pulse_;
   request.hurry = hurry_;
   // A save that hangs may outlive this object.

@@ -81,8 +81,14 @@ StepTotals Step::read() const {
   return {sums[kLoss], std::sqrt(sums[0]), {sums.begin() + kExtra, sums.end()}};
 }
 
-StepTotals Step::sum() {
+void Step::sum_once() {
+  require(!summed_, "step {} is finished; begin another Step", options_.step);
+  summed_ = true;
   model_.sum_totals(totals_);
+}
+
+StepTotals Step::sum() {
+  sum_once();
   return read();
 }
 
@@ -91,10 +97,11 @@ StepTotals Step::finish(const optim::Optimizer& optimizer, const UpdateSettings&
           "step {} ends after {} of {} micro-batches; set StepOptions::micro_batches to their "
           "number",
           options_.step, done_, options_.micro_batches);
-  model_.sum_totals(totals_);
+  sum_once();
   const Tensor factor =
       Tensor::empty(model_.context(), {1}, DType::F32, MemoryCategory::Data, "clipping factor");
-  kernels::clip_factor(*model_.context(), {totals_.view(), factor.view(), settings.clip_norm});
+  kernels::clip_factor(*model_.context(),
+                       {totals_.alias({kExtra}, {1}, 0).view(), factor.view(), settings.clip_norm});
   test_point("update");
   model_.step(optimizer, {.lr = settings.lr, .step = options_.step + 1, .factor = factor});
   return read();

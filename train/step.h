@@ -58,14 +58,15 @@ class Step {
   /// This rank's loss so far. Waits for the device.
   double local_loss() const;
 
-  /// Sums up the totals without an update.
+  /// Ends the step without an update.
   StepTotals sum();
-  /// Sums up the totals, clips the gradient and updates the weights. If loss or gradient norm is
+  /// Ends the step: sums up the totals, clips the gradient and updates the weights. If loss or gradient norm is
   /// not finite, nothing changes. @throws InvalidArgument on fewer micro-batches than announced;
   ///         CommError
   StepTotals finish(const optim::Optimizer& optimizer, const UpdateSettings& settings);
 
  private:
+  void sum_once();
   StepTotals read() const;
   void test_point(const char* name) const;
 
@@ -74,6 +75,7 @@ class Step {
   std::unique_ptr<Range> range_;
   Tensor totals_;          // [2 + extra] f64: sum of squared gradients, loss, extra
   std::int64_t done_ = 0;  // micro-batches
+  bool summed_ = false;
 };
 
 }  // namespace tessera::train

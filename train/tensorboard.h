@@ -8,8 +8,8 @@
 
 namespace tessera::train {
 
-/// Writes scalars as a TensorBoard event file: loss, grad_norm, lr, tokens_per_s, memory_bytes and
-/// val_loss by step. A resumed run adds a file; TensorBoard then hides the steps it repeats.
+/// Writes scalars by step as a TensorBoard event file: train/loss, train/grad_norm, train/lr,
+/// speed/step_ms, speed/tokens_per_s, memory/peak_bytes and validation/loss. A resumed run adds a file; TensorBoard then hides the steps it repeats.
 /// Source: tensorflow/core/util/event.proto and record_writer (TFRecord).
 class TensorBoardWriter final : public MetricsSink {
  public:

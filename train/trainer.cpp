@@ -57,7 +57,7 @@ StepResult Trainer::step(std::int64_t number, std::int64_t position, Loader& dat
                        .seed = options_.seed,
                        .extra_totals = kRequests});
     run_all(step, position, data);
-    if (const std::int64_t request = request_of(stop_signal()); request >= 0)
+    if (const std::int64_t request = request_of(stop_signal ? stop_signal() : 0); request >= 0)
       step.set_extra(request, 1.0);
     const StepTotals totals =
         step.finish(optimizer_, {.lr = result.lr, .clip_norm = options_.clip_norm});
@@ -121,7 +121,7 @@ Trainer::Evaluation Trainer::evaluate(Loader& data, std::int64_t batches,
   const Tensor requests =
       Tensor::empty(context, {kRequests}, DType::F64, MemoryCategory::Workspace, "stop requests");
   const auto agreed_signal = [&] {
-    const int mine = stop_signal();
+    const int mine = stop_signal ? stop_signal() : 0;
     if (world.world_size() == 1) return mine;
     kernels::fill(*context, requests.view(), 0.0);
     if (const std::int64_t request = request_of(mine); request >= 0)

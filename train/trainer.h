@@ -59,7 +59,7 @@ class Trainer {
   /// @throws NonFiniteLoss naming rank and parameter, unless skip_nonfinite is set and at most
   ///   kMostSkipped steps in a row were skipped; CommError
   StepResult step(std::int64_t step, std::int64_t position, Loader& data,
-                  const std::function<int()>& stop_signal);
+                  const std::function<int()>& stop_signal = {});
 
   struct Evaluation {
     double loss = 0;      ///< mean, nats per token
@@ -68,7 +68,8 @@ class Trainer {
   /// Evaluates samples [0, batches * global_batch), at most one epoch; batches 0: the whole epoch.
   /// The result is equal on all ranks.
   /// @param stop_signal  as in step(), called before each micro-batch
-  Evaluation evaluate(Loader& data, std::int64_t batches, const std::function<int()>& stop_signal);
+  Evaluation evaluate(Loader& data, std::int64_t batches,
+                      const std::function<int()>& stop_signal = {});
 
  private:
   void run_all(Step& step, std::int64_t position, Loader& data);

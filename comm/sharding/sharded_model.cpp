@@ -120,6 +120,14 @@ void ShardedModel::initialize(std::uint64_t seed) {
 
 void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
   std::vector<std::string> names = optimizer.state_names();
+  for (const std::string& name : names) {
+    const bool is_word = std::ranges::all_of(name, [](char c) {
+      return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+    });
+    require(is_word && !name.empty() && name.size() <= 100 && std::ranges::count(names, name) == 1,
+            "optimizer state '{}': expected different names of 1 to 100 letters, digits or '_'",
+            name);
+  }
   if (!state_.empty()) {
     require(names == state_names_,
             "the optimizer's state is [{}], and the model has state tensors [{}] of another one; "
@@ -135,6 +143,13 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
                                    MemoryCategory::OptimizerState, unit->name()));
   }
   state_names_ = std::move(names);
+}
+
+void ShardedModel::before_update(const void* owner, std::function<void()> callback) {
+  if (callback)
+    before_update_[owner] = std::move(callback);
+  else
+    before_update_.erase(owner);
 }
 
 std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
@@ -368,7 +383,7 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options) {
   require(!whole_, "an optimizer step between gather_all() and end_evaluation()");
   create_optimizer_state(optimizer);
-  if (before_update_) before_update_();
+  for (const auto& [owner, callback] : before_update_) callback();
   const Range range(*context_, "optimizer");
   optim::UpdateOptions own_options = options;
   own_options.factor = fetched(options.factor, state_context_);

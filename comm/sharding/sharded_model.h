@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -77,8 +78,8 @@ class ShardedModel final : public nn::UnitRuntime {
     observer_ = std::move(observer);
   }
 
-  /// Sets a callback that step() calls before values change; empty: none.
-  void before_update(std::function<void()> callback) { before_update_ = std::move(callback); }
+  /// Sets an owner's callback, which step() calls before values change; empty: none.
+  void before_update(const void* owner, std::function<void()> callback);
 
   void begin_micro_batch(bool first, bool last);
   /// @throws InvalidArgument naming a unit that ran forward but was not reached by backward
@@ -134,7 +135,7 @@ class ShardedModel final : public nn::UnitRuntime {
   Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
-  std::function<void()> before_update_;
+  std::map<const void*, std::function<void()>> before_update_;  // by owner
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
   std::unordered_map<const nn::Module*, Units> units_of_module_;  // of those that have run
   std::vector<Run*> running_;  // recorded forward passes, innermost last

@@ -180,7 +180,12 @@ class Comparison {
   }
 
   void match(const Section& section) {
-    const TensorMap &a = a_.tensors(section), &b = b_.tensors(section);
+    // A state tensor of another optimizer is absent as a whole.
+    static const TensorMap kNone;
+    const auto tensors_of = [&](const CheckpointReader& reader) -> const TensorMap& {
+      return section.is_model() || reader.has(section) ? reader.tensors(section) : kNone;
+    };
+    const TensorMap &a = tensors_of(a_), &b = tensors_of(b_);
     const auto note = [&](const std::string& name, TensorDifference::Kind kind,
                           const TensorRecord* x, const TensorRecord* y) {
       TensorDifference difference;

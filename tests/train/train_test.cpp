@@ -144,6 +144,84 @@ TEST_CASE("a damaged checkpoint is passed over by all ranks; without an intact o
                        train_on(2, dir.path(), 8, adamw));
 }
 
+namespace {
+
+// Trains with the first layer frozen; two savers, of which one saves weights only.
+std::vector<double> train_frozen(int world, const std::string& run, std::int64_t until) {
+  std::vector<double> losses;
+  const optim::AdamW adamw;
+  run_threads(world, [&](Rank& rank) {
+    Net net;
+    for (Parameter* p : net.up.parameters()) p->tensor.set_requires_grad(false);
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+    model.initialize(3);
+    Checkpoints whole(run, rank, model, adamw, {.model = R"({"width": 16})"});
+    Checkpoints weights(run + "/weights", rank, model, adamw, {.with_optimizer = false});
+    for (std::int64_t step = whole.load_latest(); step < until; ++step) {
+      const double loss = train_step(rank, net, model, adamw, step);
+      if (rank.rank() == 0) losses.push_back(loss);
+      whole.save(step + 1);
+      weights.save(step + 1);
+    }
+    whole.finish(until);
+    weights.finish(until);
+    CHECK(weights.load_latest() == until);
+  });
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("a run with frozen weights resumes; weights alone are saved beside it") {
+  const test::TempDir dir;
+  const auto expected = train_frozen(2, dir.path() / "whole", 6);
+  auto losses = train_frozen(2, dir.path() / "parts", 3);
+  const auto more = train_frozen(2, dir.path() / "parts", 6);
+  losses.insert(losses.end(), more.begin(), more.end());
+  CHECK(losses == expected);
+  const auto reader = io::open_checkpoint(dir.path() / "parts");
+  CHECK(reader.tensors({"exp_avg"}).size() == 2);
+  CHECK(reader.tensors(io::kModelSection).size() == 4);
+  CHECK_FALSE(io::open_checkpoint(dir.path() / "parts" / "weights").index().optimizer);
+}
+
+TEST_CASE("a run directory has one owner, and one model") {
+  const test::TempDir dir;
+  run_threads(1, [&](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, {}, rank.context);
+    const optim::AdamW adamw;
+    {
+      Checkpoints checkpoints(dir.path(), rank, model, adamw, {.model = R"({"heads": 2})"});
+      CHECK_THROWS_HOLDING(InvalidArgument, "is in use by another run",
+                           Checkpoints(dir.path(), rank, model, adamw));
+      checkpoints.finish(1);
+    }
+    Checkpoints other(dir.path(), rank, model, adamw, {.model = R"({"heads": 4})"});
+    CHECK_THROWS_HOLDING(InvalidArgument,
+                         "is of the model {\"heads\":2}, but this one is {\"heads\":4}",
+                         other.load_latest());
+  });
+}
+
+TEST_CASE("a total that is not finite does not stop updates, and a step ends once") {
+  run_threads(1, [](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, {}, rank.context);
+    model.initialize(3);
+    const auto before = net.up.weight.tensor.to_vector<float>();
+    Step step(model, {.extra_totals = 1});
+    step.micro_batch(0, [&] { return ops::sum(net(rows(rank.context, 0, 2))); });
+    step.set_extra(0, std::nan(""));
+    CHECK(std::isnan(step.finish(optim::AdamW(), {.lr = 0.1}).extra[0]));
+    CHECK(net.up.weight.tensor.to_vector<float>() != before);
+    CHECK_THROWS_HOLDING(InvalidArgument, "step 0 is finished", step.sum());
+  });
+}
+
 TEST_CASE("an error of one thread ends all, and is thrown") {
   for (int culprit = 0; culprit < 3; ++culprit) {
     CHECK_THROWS_HOLDING(IoError, "the disk of rank",

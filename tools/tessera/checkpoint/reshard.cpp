@@ -20,8 +20,8 @@
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/train/checkpoints.h"
-#include "tools/tessera/train/run_directory.h"
 #include "train/load_state.h"
+#include "train/run_lock.h"
 
 namespace tessera::tools {
 namespace {
@@ -37,7 +37,7 @@ comm::FileDescriptor lock_owner(const io::fs::path& checkpoints) {
   const io::fs::path run = checkpoints.parent_path();
   if (checkpoints.filename() != "checkpoints") return {};
   comm::FileDescriptor lock(::open((run / ".lock").c_str(), O_RDWR | O_CLOEXEC));
-  if (lock) lock_run(lock, run, "by a run ({}); choose another directory or stop it");
+  if (lock) train::lock_run(lock, run, "by a run ({}); choose another directory or stop it");
   return lock;
 }
 

@@ -147,7 +147,8 @@ class Launch {
     variables["TESSERA_RUN_ID"] = server_.run_id();
     variables["TESSERA_TOKEN"] = server_.token();
     variables.erase("TESSERA_TOKEN_FD");
-    RankCommand command{options_.program, argv, {}, signals_.mask_of_ranks()};
+    RankCommand command{
+        options_.program, argv, {}, signals_.mask_of_ranks(options_.blocks_warnings)};
     for (const auto& [name, value] : variables) command.environment.push_back(name + "=" + value);
     const pid_t pid = ranks_.emplace_back(number, std::move(command), log_).pid();
     server_.set_or_get(comm::started_key(number), fmt::format("pid {}", pid));

@@ -11,6 +11,8 @@ namespace tessera::tools {
 
 struct LaunchOptions {
   std::string program = "/proc/self/exe";
+  /// Start ranks with SIGUSR1 blocked; each unblocks it once it has a handler.
+  bool blocks_warnings = true;
   /// Descriptor for the launcher's own lines and the output of ranks other than 0.
   int error_fd = 2;
   /// Time that the other ranks have to report a rank's failure and exit, before SIGTERM.

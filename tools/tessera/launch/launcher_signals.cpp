@@ -37,9 +37,9 @@ LauncherSignals::Signal LauncherSignals::next() const {
   return {};
 }
 
-sigset_t LauncherSignals::mask_of_ranks() const {
+sigset_t LauncherSignals::mask_of_ranks(bool blocks_warnings) const {
   sigset_t mask = before_;
-  sigaddset(&mask, SIGUSR1);
+  if (blocks_warnings) sigaddset(&mask, SIGUSR1);
   return mask;
 }
 

@@ -25,8 +25,8 @@ class LauncherSignals {
   /// Takes the next pending signal, without blocking; an empty one if none is left. SIGCHLD is
   /// skipped.
   Signal next() const;
-  /// The previous signal mask plus SIGUSR1, which each rank unblocks once it has a handler.
-  sigset_t mask_of_ranks() const;
+  /// The previous signal mask; with SIGUSR1, if `blocks_warnings`.
+  sigset_t mask_of_ranks(bool blocks_warnings) const;
 
  private:
   sigset_t before_;

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -17,6 +18,10 @@ namespace {
 
 // The file that a shell would execute for a command.
 std::string find_program(const std::string& name) {
+  const auto is_program = [](const std::string& path) {
+    std::error_code error;
+    return std::filesystem::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+  };
   require(!name.empty(), "the name of the program is empty");
   std::string found = name;
   if (name.find('/') == std::string::npos) {
@@ -24,11 +29,11 @@ std::string find_program(const std::string& name) {
     std::istringstream folders(path == nullptr ? "" : path);
     for (std::string folder; std::getline(folders, folder, ':');) {
       found = (folder.empty() ? "." : folder) + "/" + name;
-      if (::access(found.c_str(), X_OK) == 0) return found;
+      if (is_program(found)) return found;
     }
     throw InvalidArgument("no program {} in PATH; give its path, such as ./{}", name, name);
   }
-  require(::access(found.c_str(), X_OK) == 0, "{} is not an executable file", found);
+  require(is_program(found), "{} is not an executable file", found);
   return found;
 }
 
@@ -39,6 +44,7 @@ int run(int nproc, const std::vector<std::string>& command) {
           "this process already is a rank ({}); start the program itself", environment.describe());
   LaunchOptions options;
   options.program = find_program(command.front());
+  options.blocks_warnings = false;
   return launch(nproc, command, options).code;
 }
 
@@ -46,7 +52,7 @@ int run(int nproc, const std::vector<std::string>& command) {
 
 Command add_run(CLI::App& parent) {
   const auto nproc = std::make_shared<int>(1);
-  CLI::App* app = parent.add_subcommand("run", "Start an own program as ranks on this machine");
+  CLI::App* app = parent.add_subcommand("run", "Start your own program as ranks on this machine");
   app->footer(
       "tessera run --nproc N PROGRAM [ARGUMENT...]\n"
       "The program joins the other ranks by train::join() or train::run(); see docs/embedding.md.");

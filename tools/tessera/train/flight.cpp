@@ -15,6 +15,7 @@
 
 #include "comm/control/socket.h"
 #include "io/base/file.h"
+#include "train/run_lock.h"
 
 namespace tessera::tools {
 namespace {
@@ -68,7 +69,7 @@ RankFlight::RankFlight(fs::path run_dir, const comm::LaunchEnvironment& environm
       identity_{.rank = environment.rank,
                 .world_size = environment.world_size,
                 .run_id = environment.run_id} {
-  if (is_idle_run(run_dir_)) make();
+  if (train::is_idle_run(run_dir_)) make();
 }
 
 void RankFlight::make() {

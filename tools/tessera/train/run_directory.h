@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <string>
-#include <string_view>
 
 #include "comm/control/socket.h"
 
@@ -22,16 +21,6 @@ namespace tessera::tools {
 ///
 /// @throws IoError if that fails; InvalidArgument naming the holder if another job has the lock
 comm::FileDescriptor open_run_directory(const std::filesystem::path& path);
-
-/// Locks the .lock file of a run, unless another process has it.
-/// @param advice  for the message: "by another run ({}); choose another --run.out or stop it"
-/// @return 0, or the error number of a file system without locks
-/// @throws InvalidArgument naming the holder
-int lock_run(const comm::FileDescriptor& lock, const std::filesystem::path& run,
-             std::string_view advice);
-
-/// Whether a run's directory exists and is unlocked.
-bool is_idle_run(const std::filesystem::path& path);
 
 /// Appends lines with UTC times to logs/rank-N.log. Ignores errors, which must not stop a run.
 class RankLog {

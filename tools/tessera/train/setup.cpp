@@ -171,8 +171,8 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   setup.model.validate();
   const auto tensors = train::tensors_of(*models::make_model(setup.model));
   if (setup.resume)
-    setup.load =
-        train::plan_resume(*setup.resume, tensors, make_optimizer(config)->state_names(), policy);
+    setup.load = train::plan_resume(*setup.resume, tensors, tensors,
+                                    make_optimizer(config)->state_names(), policy);
   if (setup.init_from) setup.load = train::plan_weights(*setup.init_from, tensors, policy, chosen);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
