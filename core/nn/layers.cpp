@@ -162,7 +162,9 @@ GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
 
 Tensor GatedMlp::operator()(const Tensor& x) const {
-  return recompute_mlp(*this, x, [this](const Tensor& in) { return down(ops::swiglu(up(in))); });
+  return recompute_mlp(*this, x, [this](const Tensor& in) {
+    return ops::swiglu_linear(up(in), down.weight, down.bias_or_none(), down.layout);
+  });
 }
 
 }  // namespace tessera::nn

@@ -2,6 +2,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/ops/checks.h"
+#include "kernels/activation.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
 
@@ -61,7 +62,8 @@ void parameter_gradients(Context& context, const F& x, const TensorView& grad_y,
     if (bias) kernels::sum_rows(context, grad_y, bias);
     return;
   }
-  const TensorView in = as_rows(x().view());
+  const Tensor kept = x();
+  const TensorView in = as_rows(kept.view());
   kernels::Matmul product{out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false,
                           weight.accumulate};
   if (bias) {
@@ -101,6 +103,59 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
           ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias);
+    };
+    autograd::record(kName, y, {x, weight, bias}, backward);
+  }
+  return y;
+}
+
+Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                     WeightLayout layout) {
+  constexpr auto kName = "swiglu_linear";
+  const auto& context = common_context(kName, {&x, &weight, &bias});
+  const bool out_in = layout == WeightLayout::OutIn;
+  check_rows(kName, "x", x);
+  const auto [in, out] = check_layer(kName, "", weight, bias, x.dtype(), out_in);
+  require(x.shape().back() == 2 * in,
+          "{}: the last dim of x must be {}, gate and up of the {} inputs of weight {}; got x of "
+          "shape {}",
+          kName, 2 * in, in, weight.shape(), x.shape());
+  // The gated product of x, computed in forward and again in backward.
+  const auto gated = [in](const Tensor& packed) {
+    Tensor y = Tensor::empty(packed.context(), with_last(packed.shape(), in), packed.dtype(),
+                             MemoryCategory::Activations, "swiglu");
+    const TensorView rows = as_rows(packed.view());
+    kernels::gated_forward(*packed.context(),
+                           {rows.narrow(1, 0, in), rows.narrow(1, in, in), as_rows(y.view())});
+    return y;
+  };
+
+  Tensor y = Tensor::empty(context, with_last(x.shape(), out), x.dtype(),
+                           MemoryCategory::Activations, kName);
+  kernels::matmul(*context,
+                  layer_product(as_rows(gated(x).view()), weight, bias, as_rows(y.view()), out_in));
+
+  if (autograd::needs_grad({&x, &weight, &bias})) {
+    const auto backward = [saved_x = SavedTensor(x), saved_weight = SavedTensor(weight), gated,
+                           out_in, in](const Tensor& grad_y, autograd::InputGradients& into) {
+      Context& ctx = *grad_y.context();
+      const TensorView grad = as_rows(grad_y.view());
+      const Tensor& kept = saved_x.get(kName);
+      const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
+      parameter_gradients(
+          ctx, [&] { return gated(kept); }, grad, out_in, grad_weight, grad_bias);
+      const GradientView grad_x = as_rows(into.target(0));
+      if (!grad_x) return;
+      const Tensor grad_gated =
+          Tensor::empty(kept.context(), with_last(kept.shape(), in), kept.dtype(),
+                        MemoryCategory::Activations, "swiglu_linear.grad");
+      const TensorView grad_rows = as_rows(grad_gated.view()), rows = as_rows(kept.view());
+      input_gradient(ctx, grad, saved_weight.get(kName), out_in, {grad_rows, false, true});
+      const auto half = [&](std::int64_t begin) {
+        return GradientView{grad_x.view.narrow(1, begin, in), grad_x.accumulate, true};
+      };
+      kernels::gated_backward(
+          ctx, {rows.narrow(1, 0, in), rows.narrow(1, in, in), grad_rows, half(0), half(in)});
     };
     autograd::record(kName, y, {x, weight, bias}, backward);
   }

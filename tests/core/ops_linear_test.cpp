@@ -102,6 +102,52 @@ TEST_CASE("linear: refuses invalid arguments") {
                        doctest::Contains("linear: tensors of different contexts"), InvalidArgument);
 }
 
+TEST_CASE("swiglu_linear: bit-identical to its parts, also on a device, and keeps x alone") {
+  const auto outcome = [](const std::shared_ptr<Context>& context, DType dtype, WeightLayout layout,
+                          bool joined) {
+    const Shape weight = layout == WeightLayout::OutIn ? Shape{7, 33} : Shape{33, 7};
+    const auto leaf = [&](const Shape& shape, std::uint64_t seed) {
+      return random_tensor(context, shape, dtype, seed).set_requires_grad(true);
+    };
+    const Tensor x = leaf({2, 3, 66}, 1), w = leaf(weight, 2), b = leaf({7}, 3);
+    const auto pass = [&] {
+      return joined ? ops::swiglu_linear(x, w, b, layout)
+                    : ops::linear(ops::swiglu(x), w, b, layout);
+    };
+    const auto held = [&] { return context->ledger().total().current; };
+    std::vector<std::vector<double>> values;
+    for (const std::uint64_t seed : {4U, 5U}) {
+      const std::int64_t before = held();
+      const Tensor y = pass();
+      const auto result = static_cast<std::int64_t>(y.bytes());
+      if (joined) CHECK(held() - before == result);
+      values.push_back(values_of(y));
+      autograd::backward(y, random_tensor(context, y.shape(), dtype, seed));
+    }
+    for (const Tensor& t : {x, w, b}) values.push_back(values_of(t.grad()));
+    return values;
+  };
+  const auto host = Context::create({.threads = 2});
+  const auto fibers = Context::create({.device = {DeviceType::CUDA, 0}, .plugin = fiber_plugin()});
+  for (const auto& context : {host, fibers})
+    for (const DType dtype : {DType::F32, DType::BF16})
+      for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
+        CHECK(outcome(context, dtype, layout, true) == outcome(context, dtype, layout, false));
+}
+
+TEST_CASE("swiglu_linear: gradients, and refuses invalid arguments") {
+  const auto context = Context::create();
+  const Tensor x = random_tensor(context, {2, 3, 10}, DType::F64, 1);
+  const Tensor w = random_tensor(context, {4, 5}, DType::F64, 2);
+  CHECK(gradcheck([](const auto& t) { return ops::swiglu_linear(t[0], t[1], t[2]); },
+                  {x, w, random_tensor(context, {4}, DType::F64, 3)}) == "");
+  CHECK_THROWS_WITH_AS(ops::swiglu_linear(x, w, {}, WeightLayout::InOut),
+                       "swiglu_linear: the last dim of x must be 8, gate and up of the 4 inputs of "
+                       "weight [4, 5]; got "
+                       "x of shape [2, 3, 10]",
+                       InvalidArgument);
+}
+
 struct MlpShape {
   Shape x;  // [..., in]
   std::int64_t hidden, out;
