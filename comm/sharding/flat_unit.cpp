@@ -68,8 +68,10 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
       Storage::reserve(context_, bytes(spec.gradient), MemoryCategory::Gradients, name());
   whole_gradient_view_ = Tensor::window(whole_gradient_, 0, {padded}, spec.gradient);
   if (splits_gradients_ || spec.gradient != DType::F32) {
-    gradient_ = Tensor::full(context_, {segment}, DType::F32, 0.0, MemoryCategory::Gradients,
-                             name() + " segment");
+    segment_gradient_ =
+        Storage::reserve(context_, static_cast<std::size_t>(segment) * sizeof(float),
+                         MemoryCategory::Gradients, name() + " segment");
+    gradient_ = Tensor::window(segment_gradient_, 0, {segment}, DType::F32);
   } else {
     whole_gradient_->materialize();
     gradient_ = part_of(whole_gradient_, segment_begin(), segment, DType::F32);
@@ -208,6 +210,7 @@ void FlatUnit::start_reduce(bool last) {
   if (reduces) zero_gaps();
   reduced_ = true;  // from now on, gradients of this micro-batch would be lost
   if (!reduces) return;
+  if (segment_gradient_) segment_gradient_->materialize();
   if (splits()) {
     Tensor in = whole_gradient_view_;
     if (spec_.reduction != spec_.gradient) {
@@ -245,6 +248,10 @@ void FlatUnit::finish_reduce() {
   if (last_ && replicate_.world_size() > 1)
     replicating_ =
         replicate_.start_all_reduce(gradient_.view(), ReduceOp::Sum, options("all_reduce"));
+}
+
+void FlatUnit::release_gradient() {
+  if (segment_gradient_) segment_gradient_->release();
 }
 
 void FlatUnit::finish_replicate() {

@@ -61,6 +61,8 @@ class FlatUnit final : private StorageSupplier {
   const Tensor& master() const { return master_; }
   /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch.
   const Tensor& gradient() const { return gradient_; }
+  /// Frees the gradient until the next start_reduce(), unless it is a part of the whole buffer.
+  void release_gradient();
 
   void start_gather();
   void finish_gather();
@@ -114,7 +116,8 @@ class FlatUnit final : private StorageSupplier {
 
   std::shared_ptr<Storage> whole_gradient_;  // [padded] gradient dtype
   Tensor whole_gradient_view_;
-  Tensor gradient_;       // [segment] f32
+  std::shared_ptr<Storage> segment_gradient_;  // null: the gradient is a part of the whole
+  Tensor gradient_;                            // [segment] f32
   Tensor arriving_;       // [segment] a sum to be added to or moved into gradient_
   Tensor narrow_;         // [padded] reduction dtype, if it is not the gradient dtype
   bool has_sum_ = false;  // gradient_ has the sum of the step's micro-batches so far

@@ -398,6 +398,7 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
                       .state = state_[u],
                       .copy = copy},
                      own_options);
+    unit.release_gradient();
     unit.master_changed(copy.defined());
   }
 }
