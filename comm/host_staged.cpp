@@ -10,6 +10,8 @@
 namespace tessera::comm {
 namespace {
 
+std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
 // Copy from staging to the device after the collective.
 struct CopyBack {
   std::byte* to = nullptr;
@@ -103,9 +105,8 @@ class HostStagedCommunicator final : public Communicator {
 
  private:
   WorkPtr reduce_scatter(Collective c) {
-    constexpr std::size_t kAlign = 64;
-    const std::size_t in_bytes = (c.bytes() + kAlign - 1) / kAlign * kAlign;
-    const std::size_t out_bytes = static_cast<std::size_t>(c.count / world_size()) * sizeof(float);
+    const std::size_t in_bytes = aligned(c.bytes());
+    const std::size_t out_bytes = host_staging_bytes(c, world_size()) - in_bytes;
     auto staging = take(in_bytes + out_bytes);
     auto* host = static_cast<std::byte*>(staging->data());
     auto* memory = static_cast<std::byte*>(c.out);
@@ -134,6 +135,12 @@ class HostStagedCommunicator final : public Communicator {
 };
 
 }  // namespace
+
+std::size_t host_staging_bytes(const Collective& c, int world_size) {
+  if (c.kind == CollectiveKind::ReduceScatter)
+    return aligned(c.bytes()) + static_cast<std::size_t>(c.count / world_size) * sizeof(float);
+  return world_size == 1 ? 0 : c.bytes();
+}
 
 std::unique_ptr<Communicator> make_host_staged_communicator(std::unique_ptr<Communicator> inner,
                                                             std::shared_ptr<Context> context) {

@@ -1,11 +1,17 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "comm/communicator.h"
 #include "core/base/context.h"
 
 namespace tessera::comm {
+
+struct Collective;
+
+/// Bytes of staging of a collective on device memory.
+std::size_t host_staging_bytes(const Collective& collective, int world_size);
 
 /// Collectives on device memory through a communicator for host memory.
 ///

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "comm/collective.h"
+#include "comm/host_staged.h"
 #include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/tcp.h"
@@ -12,14 +13,25 @@
 namespace tessera::comm {
 namespace {
 
+// Holds staging memory as the backend's work would.
+class StagedWork final : public Work {
+ public:
+  explicit StagedWork(std::shared_ptr<Storage> staging) : staging_(std::move(staging)) {}
+  bool is_done() const override { return true; }
+  void wait() override { staging_.reset(); }
+
+ private:
+  std::shared_ptr<Storage> staging_;
+};
+
 class PlannedCommunicator final : public Communicator {
  public:
   PlannedCommunicator(std::shared_ptr<Context> context, std::string_view backend, int rank,
                       int world_size)
       : context_(std::move(context)), backend_(backend), rank_(rank), world_(world_size) {
-    if (world_ == 1 || backend_ != "shm") return;
+    if (world_ == 1 || !backend_.ends_with("shm")) return;
     const std::size_t bytes = shared_memory_share(shared_memory_bytes(world_, {}), rank_, world_);
-    memory_ = Storage::allocate(context_, bytes, MemoryCategory::Communication, "shared memory");
+    memory_ = on_host(bytes, "shared memory");
   }
   int rank() const override { return rank_; }
   int world_size() const override { return world_; }
@@ -27,16 +39,19 @@ class PlannedCommunicator final : public Communicator {
   DType scattered_dtype(DType in) const override { return backend_ == "nccl" ? in : DType::F32; }
 
   WorkPtr start(Collective c) override {
+    WorkPtr work = finished_work();
+    if (backend_.starts_with("host-staged"))
+      work = std::make_shared<StagedWork>(on_host(host_staging_bytes(c, world_), "host staging"));
     const bool reduces =
         c.kind == CollectiveKind::ReduceScatter || c.kind == CollectiveKind::AllReduce;
-    if (backend_ == "tcp" && world_ > 1 && reduces) {
+    if (backend_.ends_with("tcp") && world_ > 1 && reduces) {
       const std::size_t bytes = tcp_staging_bytes(c, rank_, world_);
       if (!memory_ || memory_->bytes() < bytes) {
         memory_.reset();
-        memory_ = Storage::allocate(context_, bytes, MemoryCategory::Communication, "tcp staging");
+        memory_ = on_host(bytes, "tcp staging");
       }
     }
-    return finished_work();
+    return work;
   }
   std::unique_ptr<Communicator> split(const std::vector<int>& members,
                                       const std::string& /*kind*/) override {
@@ -50,6 +65,9 @@ class PlannedCommunicator final : public Communicator {
 
  private:
   Device device() const override { return context_->device(); }
+  std::shared_ptr<Storage> on_host(std::size_t bytes, std::string_view owner) const {
+    return Storage::allocate_on_host(context_, bytes, MemoryCategory::Communication, owner);
+  }
 
   const std::shared_ptr<Context> context_;
   const std::string backend_;

@@ -339,7 +339,7 @@ class SharedMemoryBackend final : public ProcessBackend {
 
   void book(std::int64_t sign) {
     if (!context_) return;
-    MemoryLedger& ledger = context_->ledger();
+    MemoryLedger& ledger = context_->host_ledger();
     ledger.book(
         ledger.entry(MemoryCategory::Communication, "shared memory"),
         sign * static_cast<std::int64_t>(shared_memory_share(segment_.bytes(), rank_, world_)));

@@ -18,6 +18,18 @@ void plan(Context& context, const TensorView& q, const TensorView& k,
   context.plan_flops(2 * products * static_cast<double>(q.numel()) * seen);
 }
 
+// Books cuDNN's workspace of a deterministic backward pass on Hopper, as plans of cuDNN 9.19 have it:
+// the gradient of scores, or of queries in f32, and a sum for each row of scores. With more than the
+// limit, tessera's own kernel runs.
+void plan_library(Context& context, const AttentionBackward& args) {
+  if (context.device().type != DeviceType::Meta || context.target().type != DeviceType::CUDA ||
+      args.q.dtype != DType::BF16 || !args.variant.is_causal_only())
+    return;
+  const std::int64_t row = std::max(2 * args.k.shape[1], 4 * args.q.shape[3]) + 4;
+  const std::int64_t bytes = args.log_sum_exp.numel() * row;
+  if (bytes <= cuda::kMostAttentionWorkspace) context.plan_library("cuDNN attention", bytes);
+}
+
 }  // namespace
 
 TESSERA_CPU_KERNEL(attention_forward, AttentionForward)
@@ -32,6 +44,7 @@ void attention_forward(Context& context, const AttentionForward& args) {
 void attention_backward(Context& context, const AttentionBackward& args) {
   if (args.k.numel() == 0) return;
   plan(context, args.q, args.k, args.variant, 5);
+  plan_library(context, args);
   TESSERA_DISPATCH_WITH_SCRATCH(attention_backward, context, args);
 }
 

@@ -5,6 +5,7 @@
 #include "core/base/context.h"
 #include "core/base/tensor_view.h"
 #include "core/base/trace.h"
+#include "kernels/cuda/scratch.h"
 
 // Dispatch by device. In kernels/<family>.cpp, TESSERA_KERNEL(gelu_forward, GeluForward) defines
 // `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments;
@@ -29,12 +30,14 @@
 #define TESSERA_CPU_DISPATCH(name, context, args) return cpu::generic::name(context, args)
 #endif
 
-/// Runs the kernel of the context's device; meta devices compute nothing.
+/// Runs the kernel of the context's device; meta devices compute nothing, and book the scratch memory
+/// of a planned GPU.
 #define TESSERA_DISPATCH(name, context, args)                                   \
   do {                                                                          \
     const ::tessera::KernelRange kernel_range(context, #name);                  \
     switch ((context).device().type) {                                          \
       case DeviceType::Meta:                                                    \
+        ::tessera::kernels::plan_scratch(#name, context, args);                 \
         return;                                                                 \
       case DeviceType::CPU:                                                     \
         TESSERA_CPU_DISPATCH(name, context, args);                              \
@@ -72,6 +75,13 @@ namespace tessera::kernels {
 /// Starts a kernel of the context's device backend. @return false if the backend lacks it
 /// @throws OutOfMemory, with the memory ledger in the message
 bool run_on_device(std::string_view kernel, Context& context, const void* args);
+
+/// Books the scratch memory that a planned GPU would use for the kernel.
+template <typename Args>
+void plan_scratch(const char* kernel, Context& context, const Args& args) {
+  if (context.target().type == DeviceType::CUDA)
+    cuda::plan_scratch(context, kernel, cuda::scratch_bytes(context.limits(), args));
+}
 
 // Checks for kernels that are called directly, not by an operation. Messages name the kernel and
 // the argument and give the values.

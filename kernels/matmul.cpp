@@ -15,6 +15,8 @@ void product(Context& context, const Matmul& args) {
   if (context.device().type == DeviceType::Meta)
     context.plan_flops(2.0 * static_cast<double>(args.c.numel()) *
                        static_cast<double>(args.a.shape[args.transpose_a ? 0 : 1]));
+  if (context.device().type == DeviceType::Meta && context.target().type == DeviceType::CUDA)
+    context.plan_library("cuBLASLt", cuda::kMostMatmulWorkspace);
   if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
   TESSERA_DISPATCH(matmul, context, args);
 }

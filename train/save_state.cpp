@@ -28,28 +28,35 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
   return request;
 }
 
+namespace {
+
+std::size_t bytes_of(const io::TensorPart& part) {
+  return static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
+}
+
+}  // namespace
+
+std::size_t save_copy_bytes(const io::SaveRequest& request) {
+  std::size_t bytes = 0;
+  for (const auto& [section, parts] : request.parts)
+    for (const io::TensorPart& part : parts) bytes += bytes_of(part);
+  return bytes;
+}
+
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
   SaveState state{make_save_request(sharded, with_optimizer)};
   const auto pieces = sharded.owned_pieces();
   if (pieces.empty() || pieces[0].master.device().type != DeviceType::CUDA) return state;
   const std::shared_ptr<Context> context = pieces[0].master.context();
-  std::vector<io::TensorPart*> parts;
-  std::size_t bytes = 0;
-  const auto bytes_of = [](const io::TensorPart& part) {
-    return static_cast<std::size_t>(part.end - part.begin) * dtype_size(part.dtype);
-  };
-  for (auto& [section, list] : state.request.parts) {
-    for (io::TensorPart& part : list) {
-      parts.push_back(&part);
-      bytes += bytes_of(part);
-    }
-  }
-  state.copies = Storage::allocate_on_host(context, bytes, MemoryCategory::Staging, "checkpoint");
+  state.copies = Storage::allocate_on_host(context, save_copy_bytes(state.request),
+                                           MemoryCategory::Staging, "checkpoint");
   auto* copy = static_cast<std::byte*>(state.copies->data());
-  for (io::TensorPart* part : parts) {
-    if (bytes_of(*part) > 0) context->backend().copy_to_host(copy, part->data, bytes_of(*part));
-    part->data = copy;
-    copy += bytes_of(*part);
+  for (auto& [section, parts] : state.request.parts) {
+    for (io::TensorPart& part : parts) {
+      if (bytes_of(part) > 0) context->backend().copy_to_host(copy, part.data, bytes_of(part));
+      part.data = copy;
+      copy += bytes_of(part);
+    }
   }
   return state;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,6 +40,8 @@ struct SaveState {
   io::SaveRequest request;
   std::shared_ptr<Storage> copies{};
 };
+/// Bytes of the host copies of a request's values.
+std::size_t save_copy_bytes(const io::SaveRequest& request);
 /// This rank's part of a save. @throws OutOfMemory
 SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
 /// The same without host copies; the request refers to device memory.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +20,7 @@ struct ContextOptions {
   CpuLevel cpu_level = detect_cpu_level();
   std::string plugin = {};  ///< path of the CUDA plugin; see load_device_backend
   Device planned{};  ///< meta device: the device whose use of memory it books; see Context::target
+  DeviceLimits planned_limits{};  ///< of a planned GPU
 };
 
 struct RngStep;
@@ -47,9 +50,13 @@ class Context : public std::enable_shared_from_this<Context> {
   ThreadPool& threads() { return threads_; }
   MemoryLedger& ledger() { return ledger_; }
   const MemoryLedger& ledger() const { return ledger_; }
+  /// Host memory of a context on a GPU; the ledger itself on the CPU.
+  MemoryLedger& host_ledger() { return target().type == DeviceType::CUDA ? host_ledger_ : ledger_; }
   Allocator& allocator() { return backend_ ? backend_->allocator() : *allocator_; }
   /// @throws InternalError unless this is a CUDA context
   DeviceBackend& backend();
+  /// Of the GPU, or of the one that a meta context plans for.
+  DeviceLimits limits() const { return backend_ ? backend_->limits() : options_.planned_limits; }
 
   /// Records kernels and ranges; null: off.
   Trace* trace() const { return trace_; }
@@ -70,6 +77,15 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Floating-point operations of matrix products and attention on a meta context, so far.
   double planned_flops() const { return planned_flops_; }
   void plan_flops(double count) { planned_flops_ += count; }
+  /// Most scratch memory that each library may use for an operation on a planned GPU, beside the
+  /// ledger: a library chooses it on the GPU.
+  const std::map<std::string, std::int64_t>& planned_libraries() const {
+    return planned_libraries_;
+  }
+  void plan_library(const std::string& name, std::int64_t bytes) {
+    std::int64_t& most = planned_libraries_[name];
+    most = std::max(most, bytes);
+  }
 
   /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }
@@ -77,7 +93,7 @@ class Context : public std::enable_shared_from_this<Context> {
  private:
   explicit Context(const ContextOptions& options);
   ContextOptions options_;
-  MemoryLedger ledger_;
+  MemoryLedger ledger_, host_ledger_;
   std::unique_ptr<DeviceBackend> backend_;  // CUDA only; other devices use allocator_
   std::unique_ptr<Allocator> allocator_;
   ThreadPool threads_;
@@ -85,6 +101,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
   double planned_flops_ = 0;
+  std::map<std::string, std::int64_t> planned_libraries_;
   Trace* trace_ = nullptr;
   RngStep* rng_step_ = nullptr;  // allocated on first use
 };

@@ -20,4 +20,10 @@ struct Device {
   }
 };
 
+/// Properties of a GPU that sizes of scratch memory depend on.
+struct DeviceLimits {
+  int processors = 132;        ///< multiprocessors; the defaults are an H100's
+  int shared_bytes = 232'448;  ///< shared memory of a block, at most
+};
+
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/device.h"
 #include "core/base/memory.h"
 #include "core/base/system_memory.h"
 
@@ -28,6 +29,7 @@ class DeviceBackend {
   virtual std::string device_id() const = 0;
   /// The device's memory; zeros if unknown.
   virtual SystemMemory memory() const = 0;
+  virtual DeviceLimits limits() const = 0;
   virtual Allocator& allocator() = 0;
   /// Page-locked host memory.
   virtual Allocator& host_allocator() = 0;
@@ -76,6 +78,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Version of the interface between program and plugin.
-inline constexpr int kPluginVersion = 10;
+inline constexpr int kPluginVersion = 11;
 
 }  // namespace tessera

@@ -7,11 +7,17 @@ namespace tessera {
 Storage::Storage(std::shared_ptr<Context> context, std::size_t bytes)
     : context_(std::move(context)), bytes_(bytes), allocator_(&context_->allocator()) {}
 
+Storage::Storage(std::shared_ptr<Context> context, std::size_t bytes, MemoryLedger& ledger,
+                 MemoryCategory category, std::string_view owner)
+    : Storage(std::move(context), bytes) {
+  ledger_ = &ledger;
+  entry_ = &ledger.entry(category, owner);
+}
+
 std::shared_ptr<Storage> Storage::reserve(std::shared_ptr<Context> context, std::size_t bytes,
                                           MemoryCategory category, std::string_view owner) {
-  std::shared_ptr<Storage> storage(new Storage(std::move(context), bytes));
-  storage->entry_ = &storage->context_->ledger().entry(category, owner);
-  return storage;
+  MemoryLedger& ledger = context->ledger();
+  return std::shared_ptr<Storage>(new Storage(std::move(context), bytes, ledger, category, owner));
 }
 
 std::shared_ptr<Storage> Storage::allocate(std::shared_ptr<Context> context, std::size_t bytes,
@@ -24,7 +30,8 @@ std::shared_ptr<Storage> Storage::allocate(std::shared_ptr<Context> context, std
 std::shared_ptr<Storage> Storage::allocate_on_host(std::shared_ptr<Context> context,
                                                    std::size_t bytes, MemoryCategory category,
                                                    std::string_view owner) {
-  auto storage = reserve(std::move(context), bytes, category, owner);
+  MemoryLedger& ledger = context->host_ledger();
+  std::shared_ptr<Storage> storage(new Storage(std::move(context), bytes, ledger, category, owner));
   if (storage->context_->device().type == DeviceType::CUDA)
     storage->allocator_ = &storage->context_->backend().host_allocator();
   storage->materialize();
@@ -50,16 +57,16 @@ void Storage::materialize() {
     throw OutOfMemory("{} for {} ({}) on {}\n{}", error.what(), entry_->owner,
                       memory_category_name(entry_->category),
                       allocator_ == &context_->allocator() ? context_->device().str() : "the host",
-                      context_->ledger().table());
+                      ledger_->table());
   }
-  context_->ledger().book(*entry_, static_cast<std::int64_t>(bytes_));
+  ledger_->book(*entry_, static_cast<std::int64_t>(bytes_));
   materialized_ = available_ = true;
 }
 
 void Storage::release() noexcept {
   if (!materialized_ || entry_ == nullptr) return;
   allocator_->deallocate(data_, bytes_);
-  context_->ledger().book(*entry_, -static_cast<std::int64_t>(bytes_));
+  ledger_->book(*entry_, -static_cast<std::int64_t>(bytes_));
   data_ = nullptr;
   materialized_ = available_ = false;
 }

@@ -30,8 +30,8 @@ class Storage {
   /// Allocates from the context's allocator. @throws OutOfMemory
   static std::shared_ptr<Storage> allocate(std::shared_ptr<Context> context, std::size_t bytes,
                                            MemoryCategory category, std::string_view owner);
-  /// Like allocate(), but in host memory, for copies of device memory. A CUDA context uses its
-  /// backend's host_allocator(). Any thread.
+  /// Like allocate(), but in host memory, for copies of device memory, and counted in the
+  /// host_ledger(). A CUDA context uses its backend's host_allocator(). Any thread.
   static std::shared_ptr<Storage> allocate_on_host(std::shared_ptr<Context> context,
                                                    std::size_t bytes, MemoryCategory category,
                                                    std::string_view owner);
@@ -73,12 +73,15 @@ class Storage {
 
  private:
   Storage(std::shared_ptr<Context> context, std::size_t bytes);
+  Storage(std::shared_ptr<Context> context, std::size_t bytes, MemoryLedger& ledger,
+          MemoryCategory category, std::string_view owner);
   void supply();
   std::shared_ptr<Context> context_;
   std::size_t bytes_ = 0;
   Allocator* allocator_;
   void* data_ = nullptr;
-  MemoryLedger::Entry* entry_ = nullptr;  // null: not counted
+  MemoryLedger* ledger_ = nullptr;  // null: not counted
+  MemoryLedger::Entry* entry_ = nullptr;
   std::shared_ptr<void> keep_alive_;
   StorageSupplier* supplier_ = nullptr;
   bool materialized_ = false;

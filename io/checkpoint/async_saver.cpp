@@ -68,15 +68,15 @@ class Staging {
         allocator_(context_->device().type == DeviceType::CUDA
                        ? context_->backend().host_allocator()
                        : context_->allocator()),
-        entry_(context_->ledger().entry(MemoryCategory::Staging, "checkpoint")),
+        entry_(context_->host_ledger().entry(MemoryCategory::Staging, "checkpoint")),
         bytes_(bytes) {
     try {
       data_ = static_cast<std::byte*>(allocator_.allocate(bytes));
     } catch (const OutOfMemory& error) {
       throw OutOfMemory("{} for the staging of checkpoints; checkpoint.async=off needs none\n{}",
-                        error.what(), context_->ledger().table());
+                        error.what(), context_->host_ledger().table());
     }
-    context_->ledger().book(entry_, static_cast<std::int64_t>(bytes_));
+    context_->host_ledger().book(entry_, static_cast<std::int64_t>(bytes_));
     if (context_->device().type == DeviceType::CUDA) return;
     // Touches each page, so that page faults do not slow down the first copy.
     context_->threads().parallel_for(static_cast<std::int64_t>((bytes_ + kPage - 1) / kPage), 256,
@@ -89,7 +89,7 @@ class Staging {
   }
   ~Staging() {
     allocator_.deallocate(data_, bytes_);
-    context_->ledger().book(entry_, -static_cast<std::int64_t>(bytes_));
+    context_->host_ledger().book(entry_, -static_cast<std::int64_t>(bytes_));
   }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;

@@ -1,10 +1,12 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/base/context.h"
 #include "kernels/cuda/attention_args.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/launch/attention.h"
+#include "kernels/cuda/scratch.h"
 #include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {
@@ -75,7 +77,8 @@ void check_backward(Context& context, std::string_view kernel, const TensorView&
                     const AttentionVariant& variant) {
   if (q.dtype != DType::BF16 || !variant.is_causal_only()) return;
   const std::int64_t dim = q.shape[3];
-  const int needed = attention_backward_bf16_shared_bytes(dim), most = most_shared_bytes(context);
+  const int needed = attention_backward_bf16_shared_bytes(dim),
+            most = context.limits().shared_bytes;
   require<Unsupported>(needed <= most,
                        "{}: the gradients of a head_dim of {} in bf16 take {} bytes of shared "
                        "memory in a block, more "
@@ -108,9 +111,7 @@ void attention_backward(Context& context, const AttentionBackward& args) {
   check("attention_backward", args.q, args.k);
   check_backward(context, "attention_backward", args.q, args.variant);
   visit_floating(args.q.dtype, "attention_backward", [&]<typename T>(std::type_identity<T>) {
-    const Workspace deltas(context,
-                           static_cast<std::size_t>(args.log_sum_exp.numel()) * sizeof(Compute<T>),
-                           "attention_backward");
+    const Workspace deltas(context, scratch_bytes(context.limits(), args), "attention_backward");
     const AttentionBackwardArgs<T> arguments(args, static_cast<Compute<T>*>(deltas.data()));
     delta(context, arguments);
     if (!args.variant.is_causal_only())

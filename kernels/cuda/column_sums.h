@@ -123,14 +123,14 @@ void launch_column_sums(Context& context, const char* name, std::int64_t rows, s
   using Shape = ColumnSumsShape;
   const Shape shape(rows, columns, N);
   if (shape.tiles == 0) return;
-  if (shape.row_blocks == 1) {
+  if (shape.partials() == 0) {
     launch(context, name,
            column_sums_kernel<A, kSums, N, Shape::kWarps, Term, StoreColumnSums<A, kSums>>,
            column_sums_grid<A>(shape.tiles, 1, Shape::kWarps, N), rows, columns, rows, term, store);
     return;
   }
   using Partial = PartialColumnSums<A, kSums>;
-  const std::int64_t elements = shape.row_blocks * kSums * columns;
+  const std::int64_t elements = shape.partials() * kSums * columns;
   const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
   const Partial partial{static_cast<A*>(scratch.data()), columns};
   launch(context, name, column_sums_kernel<A, kSums, N, Shape::kWarps, Term, Partial>,

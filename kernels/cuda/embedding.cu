@@ -242,30 +242,21 @@ void token_gradient(Context& context, const EmbeddingBackward& args) {
   if (vocab_size == 0) return;
   const std::int64_t pieces = count / kPiece;
 
-  std::int64_t bytes = 0;
-  const auto reserve = [&](std::int64_t size) {
-    const std::int64_t at = bytes;
-    bytes += (size + 63) / 64 * 64;
-    return at;
-  };
-  constexpr auto kPlaceBytes = static_cast<std::int64_t>(sizeof(TokenPlace));
-  const std::int64_t a = reserve(count * kPlaceBytes), b = reserve(count * kPlaceBytes);
-  const std::int64_t counts = reserve(token_sort_count_bytes(count));
-  const std::int64_t starts = reserve((vocab_size + 1) * static_cast<std::int64_t>(sizeof(int)));
-  const std::int64_t partials = reserve(pieces * width * static_cast<std::int64_t>(sizeof(A)));
-  const Workspace workspace(context, static_cast<std::size_t>(bytes), "embedding_backward");
+  static_assert(sizeof(TokenPlace) == TokenGradientScratch::kPlaceBytes);
+  const TokenGradientScratch at(count, vocab_size, width, sizeof(A));
+  const Workspace workspace(context, static_cast<std::size_t>(at.bytes), "embedding_backward");
   auto* memory = static_cast<std::byte*>(workspace.data());
 
   const TokenPlace* places = sort_tokens(
       context, static_cast<const std::int32_t*>(args.tokens.data), static_cast<int>(count),
-      static_cast<int>(vocab_size), reinterpret_cast<TokenPlace*>(memory + a),
-      reinterpret_cast<TokenPlace*>(memory + b), reinterpret_cast<int*>(memory + counts));
-  auto* const first_places = reinterpret_cast<int*>(memory + starts);
+      static_cast<int>(vocab_size), reinterpret_cast<TokenPlace*>(memory + at.a),
+      reinterpret_cast<TokenPlace*>(memory + at.b), reinterpret_cast<int*>(memory + at.counts));
+  auto* const first_places = reinterpret_cast<int*>(memory + at.starts);
   launch_elementwise<1>(context, "embedding_backward: starts", vocab_size + 1, true,
                         StartsBody{places, static_cast<int>(count), first_places});
   const TokenGradient<T> gradient{.places = places,
                                   .grad_y = static_cast<const T*>(args.grad_y.data),
-                                  .partials = reinterpret_cast<A*>(memory + partials),
+                                  .partials = reinterpret_cast<A*>(memory + at.partials),
                                   .starts = first_places,
                                   .grad = static_cast<A*>(args.grad_token_weight.view.data),
                                   .width = width,

@@ -3,25 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/context.h"
-#include "core/base/cuda/check.h"
 
 namespace tessera::kernels::cuda {
-namespace {
-
-int attribute(Context& context, cudaDeviceAttr which) {
-  int value = 0;
-  tessera::cuda::check(cudaDeviceGetAttribute(&value, which, context.device().index),
-                       "cudaDeviceGetAttribute");
-  return value;
-}
-
-}  // namespace
-
-int most_shared_bytes(Context& context) {
-  return attribute(context, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
-
-int processors(Context& context) { return attribute(context, cudaDevAttrMultiProcessorCount); }
 
 void launch_kernel(Context& context, const char* name, const void* kernel, const LaunchShape& shape,
                    void** params) {
@@ -33,7 +16,7 @@ void launch_kernel(Context& context, const char* name, const void* kernel, const
     if (status == cudaErrorInvalidValue) {
       cudaGetLastError();
       throw Unsupported("{}: a block needs {} bytes of shared memory, more than the {} of this GPU",
-                        name, shape.shared_bytes, most_shared_bytes(context));
+                        name, shape.shared_bytes, context.limits().shared_bytes);
     }
   }
   if (status == cudaSuccess) {

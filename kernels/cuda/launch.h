@@ -19,12 +19,6 @@ struct LaunchShape {
   unsigned grid_y = 1, grid_z = 1;
 };
 
-/// Shared memory available to one block on the context's device, in bytes.
-int most_shared_bytes(Context& context);
-
-/// Multiprocessors of the context's device.
-int processors(Context& context);
-
 /// launch() below, untyped. @param params  addresses of the kernel's parameters
 void launch_kernel(Context& context, const char* name, const void* kernel, const LaunchShape& shape,
                    void** params);

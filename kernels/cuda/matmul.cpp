@@ -15,6 +15,7 @@
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/export.h"
+#include "kernels/cuda/scratch.h"
 #include "kernels/elementwise_args.h"
 #include "kernels/workspace.h"
 
@@ -33,8 +34,6 @@ namespace {
 using tessera::cuda::check;
 using tessera::cuda::CudaBackend;
 using tessera::cuda::KernelState;
-
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // as NVIDIA advises for Hopper
 
 void check_lt(cublasStatus_t status, std::string_view what) {
   require<OutOfMemory>(status != CUBLAS_STATUS_ALLOC_FAILED,
@@ -74,7 +73,6 @@ class Layout {
 
 // Minimum alignment of bias and pre, in bytes. cuBLASLt's heuristic has no setting for it and reads
 // it from the pointers in the descriptor.
-constexpr std::uint32_t kEpilogueAlignment = 16;
 alignas(2 * kEpilogueAlignment) constexpr std::byte kPlaces[2 * kEpilogueAlignment]{};
 constexpr const void* kAlignedPlace = &kPlaces[kEpilogueAlignment];
 constexpr std::int64_t kPreStride = 8;  // the row length of pre is a multiple of it
@@ -208,7 +206,7 @@ class Plan {
       return cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
     };
     cublasStatus_t status = set_preference(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           static_cast<std::uint64_t>(kWorkspaceBytes));
+                                           static_cast<std::uint64_t>(kMostMatmulWorkspace));
     // Partial sums over k are reduced in float32, never in bf16.
     if (status == CUBLAS_STATUS_SUCCESS && key.c_dtype == DType::BF16)
       status = set_preference(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -303,12 +301,12 @@ std::string run(Context& context, const Matmul& args) {
   const TensorView& bias = args.bias;
   const void* taken = bias.data;
   std::optional<Workspace> moved;
-  const DType dtype = args.c.dtype;
-  if (bias.defined() && (bias.dtype != dtype || alignment(bias.data) < kEpilogueAlignment)) {
-    moved.emplace(context, static_cast<std::size_t>(bias.numel()) * dtype_size(dtype), "matmul");
+  if (const std::size_t bytes = scratch_bytes(context.limits(), args); bytes > 0) {
+    moved.emplace(context, bytes, "matmul");
     taken = moved->data();
-    cuda::cast(context,
-               {bias, {dense_view(moved->data(), dtype, bias.shape, bias.device), false, true}});
+    cuda::cast(
+        context,
+        {bias, {dense_view(moved->data(), args.c.dtype, bias.shape, bias.device), false, true}});
   }
   return plan.run(backend, args, workspace.data(), taken) ? "" : plan.why_not();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/base/context.h"
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device/mma.h"
 #include "kernels/cuda/device/reduce.h"
@@ -217,12 +218,11 @@ bool launch_norm_gradients(Context& context, const char* name, bool packs,
   if (!packs) return false;
   const Shape shape(args.width, kPack<T>);
   if (shape.packs == 0) return false;
-  const int shared_bytes = SharedMemory::shared_bytes<A>(2 * 2 * Shape::kMostWarps) +
-                           shape.staged_bytes(args.accumulate ? 3 : 2);
-  const int most_shared = most_shared_bytes(context);
-  if (shared_bytes > most_shared) return false;
+  const int shared_bytes = shape.shared_bytes(sizeof(A), args.accumulate);
+  const DeviceLimits gpu = context.limits();
+  if (shared_bytes > gpu.shared_bytes) return false;
 
-  const unsigned blocks = shape.blocks(args.rows, processors(context), shared_bytes, most_shared);
+  const unsigned blocks = shape.blocks(args.rows, gpu.processors, shared_bytes, gpu.shared_bytes);
   const std::int64_t elements = std::int64_t{blocks} * kSums * args.width;
   const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
   const PartialColumnSums<A, kSums> partial{static_cast<A*>(scratch.data()), args.width};

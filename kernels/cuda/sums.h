@@ -48,7 +48,7 @@ void launch_sum(Context& context, const char* name, const T* x, std::int64_t n, 
                 const Finish& finish) {
   constexpr int kScratch = SharedMemory::shared_bytes<double>(kWarpSize);
   const unsigned parts = SumShape::parts(n);
-  const Workspace workspace(context, parts * sizeof(double), name);
+  const Workspace workspace(context, SumShape::scratch_bytes(n), name);
   auto* partials = static_cast<double*>(workspace.data());
   const LaunchShape shape{parts, SumShape::kThreads, kScratch};
   if (parts > 0 && is_aligned(x))

@@ -138,14 +138,8 @@ __global__ void __launch_bounds__(TokenSortShape::kThreads)
   });
 }
 
-/// Bytes of `counts` of sort_tokens().
-inline std::int64_t token_sort_count_bytes(std::int64_t tokens) {
-  return std::int64_t{TokenSortShape::tiles(tokens)} * TokenSortShape::kDigits *
-         static_cast<std::int64_t>(sizeof(int));
-}
-
 /// @param a, b    memory for `count` elements each
-/// @param counts  scratch memory
+/// @param counts  kDigits for each tile
 /// @return        a or b, whichever holds the result
 inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, int count,
                                int vocab_size, TokenPlace* a, TokenPlace* b, int* counts) {

@@ -15,7 +15,7 @@ using comm::ReduceOp;
 namespace {
 
 MemoryUsage staged_bytes() {
-  return device_context()->ledger().usage(MemoryCategory::Communication);
+  return device_context()->host_ledger().usage(MemoryCategory::Communication);
 }
 
 void on_two_ranks(const std::function<void(comm::Communicator&)>& body) {
@@ -75,7 +75,7 @@ TEST_CASE("a group of one rank copies only what a sum writes") {
   const Group group("single, staged", 1);
   const auto c = group.join(0);
   check_everything(*c);
-  device_context()->ledger().reset_peaks();
+  device_context()->host_ledger().reset_peaks();
   std::vector<float> x(1000, 1.0F);
   const Mirror<float> mirror(x);
   c->all_gather(mirror.view(), {});

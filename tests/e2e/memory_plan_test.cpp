@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "tests/e2e/small_run.h"
+#include "tests/support/paths.h"
 
 using namespace tessera::test;
 namespace fs = std::filesystem;
@@ -35,8 +36,9 @@ class Draw {
 };
 
 // A training run of a few steps, with an evaluation, a save and perhaps a sample in between.
-Arguments random_run(Draw& draw, const std::string& text, const std::string& run, int& world) {
-  world = draw.number(1, 4);
+Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const std::string& run,
+                     int& world) {
+  world = draw.number(1, on_fibers ? 3 : 4);
   const int heads = draw.number(1, 3), micro = draw.number(1, 3), passes = draw.number(1, 4);
   Arguments words = {"train", "--json"};
   if (world > 1) words = {"train", "--json", "--nproc", std::to_string(world)};
@@ -79,23 +81,22 @@ Arguments random_run(Draw& draw, const std::string& text, const std::string& run
     add("train.sample_prompt", "once");
     add_number("train.sample_tokens", 5);
   }
+  if (on_fibers) add("train.device", "cuda");
   return words;
 }
 
-}  // namespace
-
-// Draws others with each commit; TESSERA_PLANNED_RUNS sets their number.
-TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on every rank") {
+// Runs `runs` configurations, and compares planned and measured memory of every rank.
+void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
   Draw draw(number_of("TESSERA_CAMPAIGN_SEED", 0));
-  const std::uint64_t runs = number_of("TESSERA_PLANNED_RUNS", 40);
   for (std::uint64_t i = 0; i < runs; ++i) {
-    const std::string run = dir.file("run");
+    const std::string run = fixture.dir.file("run");
     int world = 1;
-    const Arguments words = random_run(draw, text, run, world);
+    const Arguments words = random_run(draw, on_fibers, fixture.text, run, world);
     std::string line;
     for (const std::string& word : words) line += word + " ";
     CAPTURE(line);
-    const auto result = run_to(0, words);
+    const auto result = run_to(
+        0, words, on_fibers ? Variables{{"TESSERA_CUDA_PLUGIN", fiber_plugin()}} : Variables{});
     const auto summary = nlohmann::json::parse(result.out);
     CHECK(summary["memory_peak_bytes"] == summary["memory_planned_bytes"]);
     int ranks = 0;
@@ -103,14 +104,28 @@ TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on e
       if (entry.path().extension() != ".log") continue;
       std::ifstream file(entry.path());
       const std::string log(std::istreambuf_iterator<char>(file), {});
-      std::smatch found;
       CAPTURE(entry.path().string());
-      REQUIRE(std::regex_search(log, found,
-                                std::regex("memory: peak ([0-9]+) bytes, planned ([0-9]+) bytes")));
-      CHECK(found[1].str() == found[2].str());
+      const std::regex peaks("memory: peak ([0-9]+) bytes, planned ([0-9]+) bytes");
+      int compared = 0;
+      for (std::sregex_iterator found(log.begin(), log.end(), peaks), end; found != end; ++found) {
+        CHECK((*found)[1].str() == (*found)[2].str());
+        ++compared;
+      }
+      CHECK(compared == (on_fibers ? 2 : 1));  // of the device, and of the host
       ++ranks;
     }
     CHECK(ranks == world);
     fs::remove_all(run);
   }
+}
+
+}  // namespace
+
+// Draws others with each commit; TESSERA_PLANNED_RUNS sets their number.
+TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on every rank") {
+  compare(*this, number_of("TESSERA_PLANNED_RUNS", 40), false);
+}
+
+TEST_CASE_FIXTURE(Fixture, "the plan of a GPU is equal to the byte to what its kernels use") {
+  compare(*this, number_of("TESSERA_PLANNED_RUNS", 8), true);
 }

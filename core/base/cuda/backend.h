@@ -52,6 +52,9 @@ class CudaBackend final : public DeviceBackend {
   std::string description() const override;
   std::string device_id() const override;
   SystemMemory memory() const override;
+  DeviceLimits limits() const override {
+    return {properties_.multiProcessorCount, static_cast<int>(properties_.sharedMemPerBlockOptin)};
+  }
   Allocator& allocator() override;
   Allocator& host_allocator() override { return *host_allocator_; }
   bool run_kernel(std::string_view name, Context& context, const void* args) override;

@@ -13,15 +13,13 @@
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_plan.h"
+#include "kernels/cuda/scratch.h"
 
 namespace tessera::kernels::cuda {
 namespace {
 
 namespace fe = cudnn_frontend;
 using tessera::cuda::CudaBackend;
-
-// Bytes. A deterministic backward may need memory quadratic in tokens; tessera's kernel needs none.
-constexpr std::int64_t kMostWorkspace = std::int64_t{2} << 30;
 
 enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kStats, kGradOut, kGradQ, kGradK, kGradV };
 
@@ -209,7 +207,7 @@ class Attention final : public CudnnAttention {
       if (status.is_good()) status = graph->check_support(handle_);
       if (status.is_good()) status = graph->build_plans(handle_);
       if (status.is_good()) status = graph->get_workspace_size(plan.workspace_bytes);
-      if (status.is_good() && plan.workspace_bytes > kMostWorkspace)
+      if (status.is_good() && plan.workspace_bytes > kMostAttentionWorkspace)
         plan.why_not = fmt::format("its workspace would be {}", format_bytes(plan.workspace_bytes));
       else if (status.is_good())
         plan.graph = std::move(graph);

@@ -30,6 +30,8 @@ struct ColumnSumsShape {
     rows_per_block = divide(rows, row_blocks);
     if (rows_per_block > 0) row_blocks = divide(rows, rows_per_block);
   }
+  /// Partial sums of each column for the second pass; 0: there is one pass.
+  std::int64_t partials() const { return row_blocks == 1 ? 0 : row_blocks; }
 };
 
 }  // namespace tessera::kernels::cuda

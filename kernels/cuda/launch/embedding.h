@@ -44,4 +44,30 @@ struct EmbeddingShape {
   }
 };
 
+/// Scratch memory of the gradient of token embeddings: offsets in bytes, multiples of 64.
+struct TokenGradientScratch {
+  static constexpr std::int64_t kPlaceBytes = 8;  ///< of a token and its place
+
+  std::int64_t a = 0, b = 0, counts = 0, starts = 0, partials = 0;
+  std::int64_t bytes = 0;
+
+  /// @param sum_bytes  of an element of the gradient
+  TokenGradientScratch(std::int64_t tokens, std::int64_t vocab_size, std::int64_t width,
+                       std::int64_t sum_bytes) {
+    const auto reserve = [this](std::int64_t size) {
+      const std::int64_t at = bytes;
+      bytes += (size + 63) / 64 * 64;
+      return at;
+    };
+    constexpr std::int64_t kIntBytes = sizeof(int);
+    if (vocab_size == 0) return;
+    a = reserve(tokens * kPlaceBytes);
+    b = reserve(tokens * kPlaceBytes);
+    counts =
+        reserve(std::int64_t{TokenSortShape::tiles(tokens)} * TokenSortShape::kDigits * kIntBytes);
+    starts = reserve((vocab_size + 1) * kIntBytes);
+    partials = reserve(tokens / EmbeddingShape::kPiece * width * sum_bytes);
+  }
+};
+
 }  // namespace tessera::kernels::cuda

@@ -62,6 +62,10 @@ struct NormGradientsShape {
   int teams() const { return threads / (32 * team_warps); }
   /// @param operands  number of operands whose rows are copied
   int staged_bytes(int operands) const { return threads * packs * 16 * operands * kStages; }
+  /// @param bytes  of a sum; @param accumulate  grad_x is read, too
+  int shared_bytes(int bytes, bool accumulate) const {
+    return 2 * 2 * kMostWarps * bytes + staged_bytes(accumulate ? 3 : 2);
+  }
   /// Number of blocks: as many as the device runs at once, but none without rows.
   /// @param shared_bytes  of a block; @param most_shared  limit of a block on the device
   unsigned blocks(std::int64_t rows, int processors, int shared_bytes, int most_shared) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tessera::kernels::cuda {
@@ -10,6 +11,7 @@ struct SumShape {
   static constexpr std::int64_t kPart = 16384;
 
   static unsigned parts(std::int64_t n) { return static_cast<unsigned>((n + kPart - 1) / kPart); }
+  static std::size_t scratch_bytes(std::int64_t n) { return parts(n) * sizeof(double); }
 };
 
 }  // namespace tessera::kernels::cuda

@@ -17,9 +17,6 @@
 #include "tests/support/fiber/fiber.h"
 
 namespace tessera::kernels::cuda {
-int most_shared_bytes(Context&) { return fiber::most_shared_bytes(); }
-// Small, so that grid-stride loops take several iterations in small tests.
-int processors(Context&) { return 2; }
 bool attention_forward_by_library(Context&, const AttentionForward&) { return false; }
 bool attention_backward_by_library(Context&, const AttentionBackward&) { return false; }
 }  // namespace tessera::kernels::cuda
@@ -73,6 +70,8 @@ class Backend final : public DeviceBackend {
     const auto limit = static_cast<std::int64_t>(memory_limit());
     return {limit, limit};
   }
+  // Few, so that grid-stride loops take several iterations in small tests.
+  DeviceLimits limits() const override { return {2, most_shared_bytes()}; }
   Allocator& allocator() override { return allocator_; }
   Allocator& host_allocator() override { return *host_allocator_; }
 

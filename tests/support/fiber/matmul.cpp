@@ -1,12 +1,16 @@
 // Naive matrix products for the fibers; on a GPU a library computes them.
 #include "kernels/matmul.h"
 
+#include "core/base/context.h"
 #include "core/base/dtype.h"
 #include "kernels/cuda/export.h"
+#include "kernels/cuda/scratch.h"
+#include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {
 
-void matmul(Context&, const Matmul& args) {
+void matmul(Context& context, const Matmul& args) {
+  const Workspace scratch(context, scratch_bytes(context.limits(), args), "matmul");
   visit_floating(args.a.dtype, "matmul", [&]<typename T>(std::type_identity<T>) {
     visit_floating(args.c.dtype, "matmul", [&]<typename C>(std::type_identity<C>) {
       using A = Accumulator<T>;

@@ -27,10 +27,14 @@ using nlohmann::ordered_json;
 // Ranks of larger worlds are not planned one by one.
 constexpr int kPlannedOneByOne = 16;
 
+constexpr const char* kNotCovered =
+    "            (at most; a library chooses it on the GPU, one at a time. Not counted: the CUDA\n"
+    "            context, NCCL's buffers, gaps in the memory pool)\n";
+
 struct Options {
   int world_size = 1;
   int per_host = 0;
-  std::string backend = "shm";
+  std::string backend;  // empty: nccl on GPUs, else shm
   std::string memory;
   double flops = 0, bandwidth = 0;
   bool json = false;
@@ -58,24 +62,34 @@ class Planner {
     const models::Arch model = resolve(config);
     return plan_rank(
         config, model, rank, options_.world_size,
-        {.context = {.device = device_,
+        {.context = {.device = device_of(config),
                      .threads = train::default_threads(config.train.threads, per_host())},
-         .backend = options_.world_size == 1 ? "single" : options_.backend,
+         .backend = backend(config),
          .local_world_size = per_host(),
          .prompt_tokens = std::ssize(config.train.sample_prompt)});
   }
 
-  /// The largest peak of all ranks; nothing if the configuration is not valid. Rank 0 has the most:
-  /// it also samples, and ranks differ by padding alone otherwise.
+  /// The largest memory of all ranks, with libraries; nothing if the configuration is not valid.
+  /// Rank 0 has the most: it also samples, and ranks differ by padding alone otherwise.
   std::optional<std::int64_t> peak(const Config& config) const {
     try {
-      return plan(config, 0).peak;
+      const RankPlan first = plan(config, 0);
+      return first.peak + first.library_bytes();
     } catch (const InvalidArgument&) {
       return std::nullopt;
     }
   }
 
  private:
+  static Device device_of(const Config& config) {
+    return {config.train.device.starts_with("cuda") ? DeviceType::CUDA : DeviceType::CPU, 0};
+  }
+  std::string backend(const Config& config) const {
+    const bool gpu = device_of(config).type == DeviceType::CUDA;
+    if (options_.world_size == 1) return gpu ? "host-staged single" : "single";
+    if (options_.backend.empty() || options_.backend == "nccl") return gpu ? "nccl" : "shm";
+    return (gpu ? "host-staged " : "") + options_.backend;
+  }
   int per_host() const { return options_.per_host > 0 ? options_.per_host : options_.world_size; }
   models::Arch resolve(Config& config) const {
     config.validate(options_.world_size, false);
@@ -86,7 +100,6 @@ class Planner {
     return model_of(config);
   }
   const Options& options_;
-  const Device device_{};
 };
 
 // The largest micro-batch whose plan fits, with a global batch that it divides; 0: none.
@@ -119,8 +132,9 @@ ordered_json by_category(const MemoryByCategory& bytes) {
 int run(const Options& options, const std::vector<std::string>& words) {
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   config.validate(options.world_size, false);
-  require<Unsupported>(!config.train.device.starts_with("cuda"),
-                       "plans are for ranks on the CPU so far; leave --train.device out");
+  const bool gpu = config.train.device.starts_with("cuda");
+  require(gpu || options.backend != "nccl",
+          "--backend nccl is for ranks on GPUs; add --train.device cuda");
   const Planner planner(options);
   const std::int64_t memory = options.memory.empty() ? 0 : parse_bytes(options.memory);
   const int world = options.world_size;
@@ -131,6 +145,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
   const RankPlan& first = plans.front();
   std::int64_t peak = 0;
   for (const RankPlan& plan : plans) peak = std::max(peak, plan.peak);
+  const std::int64_t needed = peak + first.library_bytes();
   const std::vector<MemoryChange> changes =
       memory_changes(config, world, [&](const Config& c) { return planner.peak(c); });
   const std::int64_t largest = memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
@@ -148,19 +163,20 @@ int run(const Options& options, const std::vector<std::string>& words) {
                                {"by_category", by_category(plan.at_peak)},
                                {"peak_at", plan.reached_at}});
     }
-    json["is_exact"] = first.is_exact;
+    if (gpu) json["host_peak_bytes"] = first.host_peak;
+    for (const auto& [name, bytes] : first.libraries) json["library_bytes_at_most"][name] = bytes;
     json["sent_bytes_per_step"] = {{"all_gather", first.traffic.all_gather},
                                    {"reduce_scatter", first.traffic.reduce_scatter},
                                    {"all_reduce", first.traffic.all_reduce}};
     json["flops_per_step"] = first.flops;
     if (compute_s > 0) json["compute_seconds_per_step"] = compute_s;
     if (network_s > 0) json["network_seconds_per_step"] = network_s;
-    if (memory > 0) json["fits"] = peak <= memory;
+    if (memory > 0) json["fits"] = needed <= memory;
     if (memory > 0) json["largest_micro_batch"] = largest;
     for (const MemoryChange& change : changes)
       json["changes"].push_back({{"flags", change.flags}, {"peak_bytes", change.peak}});
     fmt::print("{}\n", json.dump());
-    return memory > 0 && peak > memory ? kMemory : 0;
+    return memory > 0 && needed > memory ? kMemory : 0;
   }
 
   fmt::print("memory      {} per rank, reached at {}\n", format_bytes(peak), first.reached_at);
@@ -170,6 +186,11 @@ int run(const Options& options, const std::vector<std::string>& words) {
       fmt::print("            {:<16} {:>12} {:>12}\n",
                  memory_category_name(static_cast<MemoryCategory>(c)),
                  format_bytes(first.at_peak[c]), format_bytes(first.most[c]));
+  for (const auto& [name, bytes] : first.libraries)
+    fmt::print("{:<11} {:<16} {:>12}\n", &name == &first.libraries.begin()->first ? "plus" : "",
+               name, format_bytes(bytes));
+  if (gpu) fmt::print("{}", kNotCovered);
+  if (gpu) fmt::print("host memory {} per rank\n", format_bytes(first.host_peak));
   if (world > 1)
     fmt::print(
         "sent        {} per rank and step: all_gather {}, reduce_scatter {}, all_reduce {}\n",
@@ -180,12 +201,12 @@ int run(const Options& options, const std::vector<std::string>& words) {
   if (network_s > 0)
     fmt::print("            {:.3g} s of sending, beside it where they overlap\n", network_s);
   if (memory > 0)
-    fmt::print("fits        {} into {}; largest micro-batch {}\n", peak <= memory ? "yes" : "no,",
+    fmt::print("fits        {} into {}; largest micro-batch {}\n", needed <= memory ? "yes" : "no,",
                format_bytes(memory), largest == 0 ? "none" : std::to_string(largest));
   for (const MemoryChange& change : changes)
     fmt::print("{:<11} {:<30} {}\n", &change == changes.data() ? "to change" : "", change.flags,
                format_bytes(change.peak));
-  return memory > 0 && peak > memory ? kMemory : 0;
+  return memory > 0 && needed > memory ? kMemory : 0;
 }
 
 }  // namespace
@@ -193,7 +214,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
 Command add_plan(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand(
-      "plan", "Plan memory and traffic of a training run on the CPU, without its data");
+      "plan", "Plan memory and traffic of a training run, without its data or a GPU");
   app->footer(config_help());
   app->allow_extras();
   app->add_option("--world", options->world_size, "Number of ranks")
@@ -201,9 +222,9 @@ Command add_plan(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--per-host", options->per_host,
                   "Ranks per host, for shard.mode hybrid; all of them unless given");
-  app->add_option("--backend", options->backend, "shm or tcp")
-      ->check(CLI::IsMember({"shm", "tcp"}))
-      ->capture_default_str();
+  app->add_option("--backend", options->backend,
+                  "shm, tcp, or nccl on GPUs; nccl with --train.device cuda, else shm")
+      ->check(CLI::IsMember({"shm", "tcp", "nccl"}));
   app->add_option("--memory", options->memory,
                   "Memory of a rank, such as 80GB: exit 5 if the plan exceeds it, and find the "
                   "largest micro-batch");

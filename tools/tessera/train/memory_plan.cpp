@@ -73,11 +73,15 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   sharded.load({});
   sharded.create_optimizer_state(*optimizer);
   std::shared_ptr<Storage> staging;
-  if (saves_beside_training(config, options.first_step))
-    staging = Storage::allocate(sharded.state_context(),
-                                io::AsyncSaver::staging_bytes(train::make_save_request(
-                                    sharded, config.checkpoint.what == "all")),
-                                MemoryCategory::Staging, "checkpoint");
+  const auto stage = [&](std::size_t bytes) {
+    return Storage::allocate_on_host(sharded.state_context(), bytes, MemoryCategory::Staging,
+                                     "checkpoint");
+  };
+  const auto saved = [&] {
+    return train::make_save_request(sharded, config.checkpoint.what == "all");
+  };
+  const bool beside = saves_beside_training(config, options.first_step);
+  if (beside) staging = stage(io::AsyncSaver::staging_bytes(saved()));
 
   const auto no_signal = [] { return 0; };
   train::Trainer trainer(sharded, *optimizer, loss_of(*model), trainer_options(config));
@@ -106,6 +110,9 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   const double flops_before = context->planned_flops();
   trainer.step(kSteps, 0, *loader, no_signal);
 
+  if (!beside && config.checkpoint.every > 0 && sharded.state_context()->target().type == DeviceType::CUDA)
+    stage(train::save_copy_bytes(saved()));
+
   RankPlan plan;
   const MemoryLedger& ledger = context->ledger();
   plan.peak = ledger.total().peak;
@@ -116,7 +123,8 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     plan.most[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;
   plan.reached_at =
       fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
-  plan.is_exact = context->target().type == DeviceType::CPU;
+  if (&context->host_ledger() != &ledger) plan.host_peak = context->host_ledger().total().peak;
+  plan.libraries = context->planned_libraries();
   plan.traffic = traffic() - before;
   plan.flops = (context->planned_flops() - flops_before) * static_cast<double>(micro_batches) /
                static_cast<double>(std::min(kMicroBatches, micro_batches));
@@ -144,7 +152,7 @@ std::string describe(const MemoryByCategory& bytes) {
 std::string check_memory(const MemoryNeed& need, const std::function<MemoryAdvice()>& advice,
                          bool refuse) {
   const SystemMemory& memory = need.memory;
-  const std::int64_t bytes = need.plan.peak * need.ranks;
+  const std::int64_t bytes = (need.plan.peak + need.plan.library_bytes()) * need.ranks;
   if (memory.total <= 0 || bytes <= memory.available) return {};
   std::string text = fmt::format(
       "{} up to {} of memory, and {} {}{}; a rank's share: {}",

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -37,12 +39,23 @@ struct RankPlan {
   std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
   double flops = 0;            ///< of matrix products and attention in a step
   comm::Traffic traffic;       ///< bytes sent in a step, with the micro-batches of a whole batch
-  bool is_exact = true;        ///< false: without scratch memory of kernels
+  std::int64_t host_peak = 0;  ///< of a rank on a GPU: most bytes of host memory in use at once
+  /// Most scratch memory of each library at a time, beside `peak`; a library chooses it on the GPU.
+  std::map<std::string, std::int64_t> libraries;
+
+  /// Largest of `libraries`; 0 on the CPU.
+  std::int64_t library_bytes() const {
+    std::int64_t most = 0;
+    for (const auto& [name, bytes] : libraries) most = std::max(most, bytes);
+    return most;
+  }
 };
 
 /// Plans a rank by running training on the meta device: loading, a few steps, an evaluation, a
-/// sample, and the staging of a save, as the run would. On the CPU the plan is exact: it is the peak
-/// that the memory ledger of the run shows, if that makes two steps or more and finds no NaN.
+/// sample, and the staging of a save, as the run would. The plan is exact: it is the peak that the
+/// memory ledger of the run shows, if that makes two steps or more and finds no NaN, and on a GPU
+/// with tessera's own attention. Beside it, a GPU holds the scratch memory of `libraries`, the CUDA
+/// context, NCCL's buffers, and gaps between blocks of its memory pool.
 /// @throws what the run would throw for its arguments
 RankPlan plan_rank(const Config& config, const models::Arch& model, int rank, int world_size,
                    const PlanOptions& options);

@@ -418,6 +418,9 @@ int Rank::run(StopSignal& stop) {
   }
   log_.write(fmt::format("memory: peak {} bytes, planned {} bytes", context_->ledger().total().peak,
                          plan_.peak));
+  if (context_->device().type == DeviceType::CUDA)
+    log_.write(fmt::format("host memory: peak {} bytes, planned {} bytes",
+                           context_->host_ledger().total().peak, plan_.host_peak));
   log_.write(fmt::format("end at step {}", state_.step));
   finish(seconds_since(started), signal);
   if (not_saved) std::rethrow_exception(not_saved);

@@ -75,7 +75,8 @@ PlanOptions plan_options(const RunSetup& setup, const comm::LaunchEnvironment& e
                          const comm::Communicator& communicator, Context& context) {
   return {.context = {.device = context.device(),
                       .threads = context.threads().size(),
-                      .cpu_level = context.cpu_level()},
+                      .cpu_level = context.cpu_level(),
+                      .planned_limits = context.limits()},
           .backend = std::string(communicator.backend()),
           .local_world_size = environment.local_world_size,
           .evaluates = setup.val != nullptr,

@@ -102,9 +102,13 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
   rows.emplace_back(
-      "memory", fmt::format("{} planned for rank {}{}, reached at {}", format_bytes(plan.peak),
-                            communicator.rank(),
-                            plan.is_exact ? "" : ", without scratch of kernels", plan.reached_at));
+      "memory",
+      fmt::format("{} planned for rank {}{}, reached at {}", format_bytes(plan.peak),
+                  communicator.rank(),
+                  plan.libraries.empty()
+                      ? ""
+                      : ", beside at most " + format_bytes(plan.library_bytes()) + " of libraries",
+                  plan.reached_at));
   rows.emplace_back("", describe(plan.at_peak));
   if (plan.offloaded > 0)
     rows.emplace_back("", fmt::format("offloaded: up to {} of host memory per rank",

@@ -1,0 +1,97 @@
+#include "kernels/cuda/scratch.h"
+
+#include "kernels/attention.h"
+#include "kernels/cuda/launch/column_sums.h"
+#include "kernels/cuda/launch/embedding.h"
+#include "kernels/cuda/launch/norm.h"
+#include "kernels/cuda/launch/sums.h"
+#include "kernels/dispatch.h"
+#include "kernels/elementwise_args.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
+#include "kernels/workspace.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+std::int64_t accumulator_bytes(DType dtype) {
+  return static_cast<std::int64_t>(dtype_size(accumulator_dtype(dtype)));
+}
+
+bool is_aligned(const void* data, std::uintptr_t bytes = 16) {
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+}
+
+int pack_of(DType dtype) { return 16 / static_cast<int>(dtype_size(dtype)); }
+
+// @param packs  16 bytes of columns can be loaded at a time
+std::size_t column_sums_bytes(std::int64_t rows, std::int64_t columns, bool packs, int sums,
+                              DType dtype) {
+  const ColumnSumsShape shape(rows, columns, packs ? pack_of(dtype) : 1);
+  return static_cast<std::size_t>(shape.partials() * sums * columns * accumulator_bytes(dtype));
+}
+
+}  // namespace
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const AttentionBackward& args) {
+  return static_cast<std::size_t>(args.log_sum_exp.numel() * accumulator_bytes(args.q.dtype));
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const EmbeddingBackward& args) {
+  if (!args.grad_token_weight || args.grad_y.shape[2] == 0) return 0;
+  return static_cast<std::size_t>(
+      TokenGradientScratch(args.tokens.numel(), args.grad_token_weight.view.shape[0],
+                           args.grad_y.shape[2], accumulator_bytes(args.grad_y.dtype))
+          .bytes);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const Matmul& args) {
+  const DType dtype = args.c.dtype;
+  if (!args.bias.defined() ||
+      (args.bias.dtype == dtype && is_aligned(args.bias.data, kEpilogueAlignment)))
+    return 0;
+  return static_cast<std::size_t>(args.bias.numel()) * dtype_size(dtype);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args) {
+  if (!args.grad_weight && !args.grad_bias) return 0;
+  const DType dtype = args.x.dtype;
+  const std::int64_t rows = args.x.shape[0], width = args.x.shape[1];
+  const int sums = args.mean.defined() ? 2 : 1;  // of the weight, and of a layer norm's bias
+  const bool sums_pack =
+      width % pack_of(dtype) == 0 && is_aligned(args.x.data) && is_aligned(args.grad_y.data);
+  if (args.grad_x && rows > 0 && sums_pack && is_aligned(args.weight.data) &&
+      is_aligned(args.grad_x.view.data)) {
+    const auto bytes = static_cast<int>(accumulator_bytes(dtype));
+    const NormGradientsShape shape(width, pack_of(dtype));
+    const int shared = shape.shared_bytes(bytes, args.grad_x.accumulate);
+    if (shape.packs > 0 && shared <= gpu.shared_bytes)
+      return std::size_t{shape.blocks(rows, gpu.processors, shared, gpu.shared_bytes)} *
+             static_cast<std::size_t>(sums * width * bytes);
+  }
+  return column_sums_bytes(rows, width, sums_pack, sums, dtype);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const SumOfSquares& args) {
+  return SumShape::scratch_bytes(args.x.numel());
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const SumRows& args) {
+  const std::int64_t rows = args.in.shape[0], columns = args.in.shape[1];
+  const int pack = pack_of(args.in.dtype);
+  const bool packs = is_aligned(args.in.data) && columns % pack == 0 &&
+                     (rows <= 1 || args.in.strides[0] % pack == 0);
+  return column_sums_bytes(rows, columns, packs, 1, args.in.dtype);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const Total& args) {
+  return SumShape::scratch_bytes(args.in.numel());
+}
+
+void plan_scratch(Context& context, const char* kernel, std::size_t bytes) {
+  if (bytes > 0) const Workspace booked(context, bytes, kernel);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/device.h"
+
+// Scratch memory of the CUDA kernels, of which plans know without a GPU. The kernels allocate by the
+// same formulas.
+namespace tessera {
+class Context;
+}
+
+namespace tessera::kernels {
+struct AttentionBackward;
+struct EmbeddingBackward;
+struct Matmul;
+struct NormBackward;
+struct SumOfSquares;
+struct SumRows;
+struct Total;
+}  // namespace tessera::kernels
+
+namespace tessera::kernels::cuda {
+
+/// Bytes of scratch memory of tessera's own kernel; libraries add theirs. Views without memory count
+/// as aligned.
+template <typename Args>
+std::size_t scratch_bytes(const DeviceLimits&, const Args&) {
+  return 0;
+}
+std::size_t scratch_bytes(const DeviceLimits& gpu, const AttentionBackward& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const EmbeddingBackward& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const Matmul& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const SumOfSquares& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const SumRows& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const Total& args);
+
+/// Most bytes of a cuBLASLt workspace, as NVIDIA advises for Hopper.
+inline constexpr std::int64_t kMostMatmulWorkspace = std::int64_t{32} << 20;
+/// Most bytes of a cuDNN attention workspace. A deterministic backward may need memory quadratic in
+/// tokens; tessera's kernel needs none.
+inline constexpr std::int64_t kMostAttentionWorkspace = std::int64_t{2} << 30;
+/// Minimum alignment in bytes of a bias that cuBLASLt reads in place.
+inline constexpr std::uint32_t kEpilogueAlignment = 16;
+
+/// Books the scratch memory of a kernel on a meta context that plans for a GPU.
+void plan_scratch(Context& context, const char* kernel, std::size_t bytes);
+
+}  // namespace tessera::kernels::cuda
