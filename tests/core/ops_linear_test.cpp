@@ -137,10 +137,12 @@ TEST_CASE("swiglu_linear: bit-identical to its parts, also on a device, and keep
 
 TEST_CASE("swiglu_linear: gradients, and refuses invalid arguments") {
   const auto context = Context::create();
-  const Tensor x = random_tensor(context, {2, 3, 10}, DType::F64, 1);
-  const Tensor w = random_tensor(context, {4, 5}, DType::F64, 2);
+  const auto leaf = [&](const Shape& shape, std::uint64_t seed) {
+    return random_tensor(context, shape, DType::F64, seed).set_requires_grad(true);
+  };
+  const Tensor x = leaf({2, 3, 10}, 1), w = leaf({4, 5}, 2);
   CHECK(gradcheck([](const auto& t) { return ops::swiglu_linear(t[0], t[1], t[2]); },
-                  {x, w, random_tensor(context, {4}, DType::F64, 3)}) == "");
+                  {x, w, leaf({4}, 3)}) == "");
   CHECK_THROWS_WITH_AS(ops::swiglu_linear(x, w, {}, WeightLayout::InOut),
                        "swiglu_linear: the last dim of x must be 8, gate and up of the 4 inputs of "
                        "weight [4, 5]; got "

@@ -38,8 +38,9 @@ class Draw {
 // A training run of a few steps, with an evaluation, a save and perhaps a sample in between.
 Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const std::string& run,
                      int& world) {
-  world = draw.number(1, on_fibers ? 3 : 4);
-  const int heads = draw.number(1, 3), micro = draw.number(1, 3), passes = draw.number(1, 4);
+  const int some = on_fibers ? 2 : 3;  // fibers are slow
+  world = draw.number(1, some + 1);
+  const int heads = draw.number(1, some), micro = draw.number(1, some), passes = draw.number(1, 4);
   Arguments words = {"train", "--json"};
   if (world > 1) words = {"train", "--json", "--nproc", std::to_string(world)};
   const auto add = [&](const std::string& key, const std::string& value) {
@@ -58,10 +59,10 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add_number("train.threads", draw.number(1, 3));
   add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
   add("train.recompute", draw.one_of({"none", "mlp", "block", "every 2"}));
-  add_number("model.n_layer", draw.number(1, 4));
+  add_number("model.n_layer", draw.number(1, some + 1));
   add_number("model.n_head", heads);
   add_number("model.n_embd", heads * 4 * draw.number(1, 6));
-  add_number("model.vocab_size", draw.number(256, 3000));
+  add_number("model.vocab_size", draw.number(256, on_fibers ? 600 : 3000));
   add_number("model.seq_len", draw.number(2, 70));
   add("model.dropout", draw.one_of({"0", "0.1"}));
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
@@ -105,13 +106,13 @@ void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
       std::ifstream file(entry.path());
       const std::string log(std::istreambuf_iterator<char>(file), {});
       CAPTURE(entry.path().string());
-      const std::regex peaks("memory: peak ([0-9]+) bytes, planned ([0-9]+) bytes");
+      const std::regex peaks(R"(memory.*: peak (\d+(?: \d+)*)(?: bytes)?, planned (\d+(?: \d+)*))");
       int compared = 0;
       for (std::sregex_iterator found(log.begin(), log.end(), peaks), end; found != end; ++found) {
         CHECK((*found)[1].str() == (*found)[2].str());
         ++compared;
       }
-      CHECK(compared == (on_fibers ? 2 : 1));  // of the device, and of the host
+      CHECK(compared == (on_fibers ? 3 : 2));  // all, by category, of the host of a device
       ++ranks;
     }
     CHECK(ranks == world);
@@ -127,5 +128,5 @@ TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on e
 }
 
 TEST_CASE_FIXTURE(Fixture, "the plan of a GPU is equal to the byte to what its kernels use") {
-  compare(*this, number_of("TESSERA_PLANNED_RUNS", 8), true);
+  compare(*this, number_of("TESSERA_PLANNED_RUNS", 4), true);
 }

@@ -57,7 +57,7 @@ struct Setting {
   }
 };
 
-// Bytes of a rank: held between steps by category, at the peak, and sent in a step.
+// Bytes of a rank: held before the update by category, at the peak, and sent in a step.
 struct Bytes {
   std::int64_t parameters = 0, gathered = 0, gradients = 0, moments = 0;
   std::int64_t gathered_peak = 0, gradients_peak = 0;
@@ -95,8 +95,11 @@ Bytes formula(const Setting& s) {
   // The reduced gradients are float32.
   const std::int64_t reduced = 4 * kAll / n;
   b.gradients = splits_gradients ? reduced : gradient * kAll + (is_narrow ? reduced : 0);
-  // One unit is in backward while another is being reduced.
-  const std::int64_t in_flight = splits_gradients ? 2 * gradient * kUnit : 0;
+  // One unit is in backward while another is being reduced. In the first micro-batch its segment is
+  // allocated when it is reduced itself.
+  std::int64_t in_flight = splits_gradients ? 2 * gradient * kUnit : 0;
+  if (splits_gradients && micro_batches == 1)
+    in_flight = std::max(in_flight - reduced / kUnits, gradient * kUnit);
   // A segment that is added to the micro-batches before it, or moved over the whole gradient.
   const bool is_moved = splits && (splits_gradients ? micro_batches > 1 : !is_narrow);
   const std::int64_t arriving = is_moved ? 4 * kUnit / n : 0;
@@ -122,6 +125,7 @@ Bytes measure_rank(const Setting& s, comm::Communicator& world) {
   sharded.load([](const Parameter&, std::int64_t begin, std::int64_t end, float* out) {
     std::fill(out, out + (end - begin), 0.01F);
   });
+  std::int64_t gradients = 0;
   const auto step = [&](int number) {
     for (int m = 0; m < s.micro_batches; ++m) {
       sharded.begin_micro_batch(m == 0, m + 1 == s.micro_batches);
@@ -131,6 +135,7 @@ Bytes measure_rank(const Setting& s, comm::Communicator& world) {
       autograd::backward(y, Tensor::full(context, y.shape(), y.dtype(), 1.0));
       sharded.end_micro_batch();
     }
+    gradients = context->ledger().usage(MemoryCategory::Gradients).current;
     sharded.step(optim::AdamW(), {1e-3, number, Tensor::full(context, {1}, DType::F32, 1.0)});
   };
   step(1);  // learns the order of units
@@ -140,7 +145,7 @@ Bytes measure_rank(const Setting& s, comm::Communicator& world) {
   const auto now = [&](MemoryCategory c) { return ledger.usage(c).current; };
   return {.parameters = now(MemoryCategory::Parameters),
           .gathered = now(MemoryCategory::Gathered),
-          .gradients = now(MemoryCategory::Gradients),
+          .gradients = gradients,
           .moments = now(MemoryCategory::OptimizerState),
           .gathered_peak = ledger.usage(MemoryCategory::Gathered).peak,
           .gradients_peak = ledger.usage(MemoryCategory::Gradients).peak,

@@ -121,13 +121,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->minor = gpu.minor;
   properties->totalGlobalMem = gpu.bytes;
   properties->pciBusID = 0x41;
+  properties->multiProcessorCount = 1;
+  properties->sharedMemPerBlockOptin = static_cast<std::size_t>(gpu.shared_bytes);
   return answer("cudaGetDeviceProperties");
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const FakeGpu& gpu = fake_gpu();
-  *value = attribute == cudaDevAttrMemoryPoolsSupported           ? int{gpu.has_pools}
-           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? gpu.shared_bytes
-                                                                  : 1;
+  *value = attribute == cudaDevAttrMemoryPoolsSupported ? int{gpu.has_pools} : 1;
   return answer("cudaDeviceGetAttribute");
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

@@ -163,7 +163,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
                                {"by_category", by_category(plan.at_peak)},
                                {"peak_at", plan.reached_at}});
     }
-    if (gpu) json["host_peak_bytes"] = first.host_peak;
+    if (gpu) json["host_peak_bytes"] = first.host_peak + first.offloaded;
     for (const auto& [name, bytes] : first.libraries) json["library_bytes_at_most"][name] = bytes;
     json["sent_bytes_per_step"] = {{"all_gather", first.traffic.all_gather},
                                    {"reduce_scatter", first.traffic.reduce_scatter},
@@ -190,7 +190,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
     fmt::print("{:<11} {:<16} {:>12}\n", &name == &first.libraries.begin()->first ? "plus" : "",
                name, format_bytes(bytes));
   if (gpu) fmt::print("{}", kNotCovered);
-  if (gpu) fmt::print("host memory {} per rank\n", format_bytes(first.host_peak));
+  if (gpu) fmt::print("host        {} of host memory per rank\n", format_bytes(first.host_peak + first.offloaded));
   if (world > 1)
     fmt::print(
         "sent        {} per rank and step: all_gather {}, reduce_scatter {}, all_reduce {}\n",

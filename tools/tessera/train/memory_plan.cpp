@@ -119,8 +119,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   if (sharded.state_context() != context)
     plan.offloaded = sharded.state_context()->ledger().total().peak;
   plan.at_peak = ledger.recorded_peak().by_category;
-  for (std::size_t c = 0; c < plan.most.size(); ++c)
-    plan.most[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;
+  plan.most = category_peaks(ledger);
   plan.reached_at =
       fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
   if (&context->host_ledger() != &ledger) plan.host_peak = context->host_ledger().total().peak;
@@ -136,6 +135,13 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
         plan.traffic + (plan.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
   }
   return plan;
+}
+
+MemoryByCategory category_peaks(const MemoryLedger& ledger) {
+  MemoryByCategory peaks{};
+  for (std::size_t c = 0; c < peaks.size(); ++c)
+    peaks[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;
+  return peaks;
 }
 
 std::string describe(const MemoryByCategory& bytes) {

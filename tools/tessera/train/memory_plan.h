@@ -60,6 +60,9 @@ struct RankPlan {
 RankPlan plan_rank(const Config& config, const models::Arch& model, int rank, int world_size,
                    const PlanOptions& options);
 
+/// The most bytes of each category.
+MemoryByCategory category_peaks(const MemoryLedger& ledger);
+
 /// "parameters 137.5 KiB, gradients 137.5 KiB, ..."
 std::string describe(const MemoryByCategory& bytes);
 

@@ -1,6 +1,7 @@
 #include "tools/tessera/train/rank.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -418,6 +419,9 @@ int Rank::run(StopSignal& stop) {
   }
   log_.write(fmt::format("memory: peak {} bytes, planned {} bytes", context_->ledger().total().peak,
                          plan_.peak));
+  log_.write(fmt::format("memory by category: peak {}, planned {}",
+                         fmt::join(category_peaks(context_->ledger()), " "),
+                         fmt::join(plan_.most, " ")));
   if (context_->device().type == DeviceType::CUDA)
     log_.write(fmt::format("host memory: peak {} bytes, planned {} bytes",
                            context_->host_ledger().total().peak, plan_.host_peak));

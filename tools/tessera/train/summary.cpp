@@ -144,13 +144,10 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                       fmt::format("{} for {} steps, {} tokens/s with evaluations and saves",
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
-  MemoryByCategory peaks{};
-  for (std::size_t c = 0; c < peaks.size(); ++c)
-    peaks[c] = context.ledger().usage(static_cast<MemoryCategory>(c)).peak;
   rows.emplace_back(
       "memory", fmt::format("peak {} on rank 0, planned {}",
                             format_bytes(context.ledger().total().peak), format_bytes(plan.peak)));
-  rows.emplace_back("", describe(peaks));
+  rows.emplace_back("", describe(category_peaks(context.ledger())));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
     rows.emplace_back("stopped", fmt::format("by signal {} after step {}; {}", signal, state.step,
