@@ -72,7 +72,8 @@ class Communicator {
   /// In place: `buffer` has world_size equal parts. Fill part rank(); the others are received.
   WorkPtr start_all_gather(const TensorView& buffer, CollectiveOptions options);
   /// `in` has world_size equal parts; `out` receives the sum of part rank() over all ranks, added in
-  /// rank order in float32. in: f32 or bf16; out: scattered_dtype() of it, no overlap with in.
+  /// rank order in float32 unless the backend says otherwise (nccl.h). in: f32 or bf16; out:
+  /// scattered_dtype() of it, no overlap with in.
   WorkPtr start_reduce_scatter(const TensorView& in, const TensorView& out,
                                CollectiveOptions options);
   /// In place; f64, f32 or i64. Adds in rank order, so that every rank gets the same bits.

@@ -223,7 +223,7 @@ class TcpBackend final : public ProcessBackend {
   void receive(int r, std::span<std::byte> bytes) {
     Peer& peer = peers_[index(r)];
     peer.in = bytes;
-    peer.is_leaving = false;  // if it is, the next poll finds out again
+    peer.is_leaving = false;  // checked again by the next poll
     receive_some(r, peer);
   }
 

@@ -22,8 +22,7 @@ namespace tessera::comm {
 /// parameters have no gradients. An offloaded master is in host memory; the device has a copy of it
 /// in the compute dtype.
 ///
-/// The whole buffers get their memory when they are first read or written: the parameters by
-/// `demand`, the gradients without further ado.
+/// Gradient buffers are allocated on first write, whole parameters by `demand` on first read.
 ///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// gradients, once per micro-batch: begin_micro_batch -> (backward) -> start_reduce ->

@@ -12,10 +12,10 @@
 namespace tessera::comm {
 namespace {
 
-// A parameter that ranks hold alike. The list has the same order on all ranks.
+// A replicated parameter. The list has the same order on all ranks.
 struct Replicated {
   std::string name;
-  int groups = 1;                    // ranks r with equal r % groups hold the same
+  int groups = 1;                    // ranks r with equal r % groups are replicas
   std::vector<Tensor> tensors = {};  // the parts of this rank; may be empty
 };
 
@@ -59,7 +59,7 @@ void hash_into(const Tensor& hashes, const std::vector<Replicated>& list) {
   }
 }
 
-// Ranks that differ from the most frequent hash of their group.
+// Ranks that differ from the most frequent hash of their group, in the first such group.
 struct Odd {
   std::vector<int> ranks;
   int reference = 0;        // a rank that they differ from
@@ -70,15 +70,15 @@ struct Odd {
 template <typename F>
 std::optional<Odd> find_odd(int world_size, int groups, const F& hash_of) {
   Odd odd;
-  for (int group = 0; group < groups; ++group) {
+  for (int group = 0; group < groups && odd.ranks.empty(); ++group) {
     std::map<std::uint64_t, int> counts;
     for (int rank = group; rank < world_size; rank += groups) ++counts[hash_of(rank)];
     if (counts.size() == 1) continue;
     int reference = group;
     for (int rank = group; rank < world_size; rank += groups)
       if (counts[hash_of(rank)] > counts[hash_of(reference)]) reference = rank;
-    if (odd.ranks.empty()) odd.reference = reference;
-    odd.is_majority = odd.is_majority && counts[hash_of(reference)] * 2 > world_size / groups;
+    odd.reference = reference;
+    odd.is_majority = counts[hash_of(reference)] * 2 > world_size / groups;
     for (int rank = group; rank < world_size; rank += groups)
       if (hash_of(rank) != hash_of(reference)) odd.ranks.push_back(rank);
   }

@@ -11,10 +11,10 @@ class ReplicaMismatch : public Error {
   using Error::Error;
 };
 
-/// Compares what several ranks hold alike: masters and optimizer state of the ranks of
-/// model.mesh().replicate(), and frozen parameters that stay whole on all ranks. Hashes them on the device
-/// and gathers 8 bytes per parameter and rank; does nothing if ranks hold nothing alike. Call it on
-/// all ranks, between steps. The host waits for the device.
+/// Compares replicated state: masters and optimizer state of the ranks of
+/// model.mesh().replicate(), and frozen parameters that stay whole on all ranks. Hashes them on the
+/// device and gathers 8 bytes per parameter and rank; no-op without replicas. Call it on all ranks,
+/// between steps. The host waits for the device.
 /// @throws ReplicaMismatch on all ranks, naming the first parameter that differs, and the ranks
 ///   that differ from the majority or, without one, from the lowest rank; CommError
 void check_replicas(ShardedModel& model);

@@ -209,7 +209,7 @@ ShardedModel::Order* ShardedModel::order() {
   return phase_ == Phase::Training ? &training_order_ : &evaluation_order_;
 }
 
-// The first `count` different units, without `except`, that the pass before demanded from here on.
+// Next `count` distinct units of the learned order, without `except`.
 ShardedModel::Units ShardedModel::expected(std::size_t count, const FlatUnit* except) {
   Units units;
   const Order* const learned = order();

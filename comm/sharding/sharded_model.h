@@ -137,7 +137,7 @@ class ShardedModel final : public nn::UnitRuntime {
   std::function<void(const FlatUnit&)> observer_;
   std::map<const void*, std::function<void()>> before_update_;  // by owner
   std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
-  std::unordered_map<const nn::Module*, Units> units_of_module_;  // of those that have run
+  std::unordered_map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
   std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;

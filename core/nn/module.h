@@ -48,7 +48,8 @@ class Module {
   virtual bool is_list() const { return false; }
   /// True for an element of an outermost nn::List.
   bool is_block() const;
-  /// True for a block that the model's setting recomputes as a whole.
+  /// True for a block that the model's setting recomputes as a whole. nn::unit recomputes a run if
+  /// this holds for one of its modules.
   bool is_recomputed() const;
 
   /// Settings of the whole tree, kept by its root.

@@ -8,6 +8,10 @@
 
 namespace tessera::nn {
 
+Recompute::Recompute(Part which, std::int64_t every_nth) : part(which), every(every_nth) {
+  require(every >= 1, "every {}-th block: expected 1 or more", every);
+}
+
 Recompute parse_recompute(std::string_view text) {
   if (text == "none") return Recompute::None;
   if (text == "mlp") return Recompute::Mlp;

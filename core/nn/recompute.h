@@ -17,7 +17,8 @@ struct Recompute {
     Mlp,    ///< keep only the inputs of MLPs
     Block,  ///< keep only the inputs of blocks
   };
-  constexpr Recompute(Part what = None, std::int64_t each = 1) : part(what), every(each) {}
+  /// @throws InvalidArgument unless every >= 1
+  Recompute(Part which = None, std::int64_t every_nth = 1);
   bool operator==(const Recompute&) const = default;
 
   Part part;

@@ -1,7 +1,9 @@
 #include "core/nn/unit_policy.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -29,13 +31,18 @@ std::int64_t parse_count(std::string_view text) {
 UnitPolicy parse_unit_policy(std::string_view text) {
   if (text == "block") return {};
   UnitPolicy policy;
+  // "1.5B" is no valid count, and no path either.
   const bool is_count = !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) != 0 &&
-                        text.find_first_of(".*,") == std::string_view::npos;
+                        (text.find_first_of(".*,") == std::string_view::npos ||
+                         (text.find_first_not_of("0123456789.KMB") == std::string_view::npos));
   if (is_count) policy.least_parameters = parse_count(text);
   bool valid = is_count ? policy.least_parameters > 0 : !text.empty();
   for (std::size_t begin = 0; valid && !is_count && begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
-    policy.patterns.emplace_back(text.substr(begin, end - begin));
+    std::string_view pattern = text.substr(begin, end - begin);
+    while (pattern.starts_with(' ')) pattern.remove_prefix(1);
+    while (pattern.ends_with(' ')) pattern.remove_suffix(1);
+    policy.patterns.emplace_back(pattern);
     valid = !policy.patterns.back().empty();
     begin = end + 1;
   }

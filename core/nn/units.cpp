@@ -125,6 +125,8 @@ std::vector<Unit> merge_by_size(const std::vector<Unit>& units, std::int64_t lea
 }  // namespace
 
 std::vector<Unit> units_of(const nn::Module& model, const nn::UnitPolicy& policy) {
+  require(policy.least_parameters >= 0 && (policy.least_parameters == 0 || policy.patterns.empty()),
+          "a unit policy has a number of parameters, 0 or more, or patterns; not both");
   std::vector<Unit> units;
   add_units(model, units);
   if (!policy.patterns.empty()) units = split_by_patterns(model, units, policy.patterns);

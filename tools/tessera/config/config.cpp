@@ -48,6 +48,10 @@ void check_batches(Config::Train& train, std::int64_t world) {
 }  // namespace
 
 void Config::validate(int world_size, bool needs_data) {
+  require(shard.offload == "none" || train.precision != "bf16-true",
+          "shard.offload {} needs float32 master weights, and train.precision is bf16-true; use "
+          "--train.precision bf16",
+          shard.offload);
   require(world_size >= 1, "the number of ranks must be at least 1, got {}", world_size);
   models::require_family(model.arch, "model.arch");
   require(model.n_embd % model.n_head == 0,

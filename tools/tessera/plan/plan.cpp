@@ -190,7 +190,9 @@ int run(const Options& options, const std::vector<std::string>& words) {
     fmt::print("{:<11} {:<16} {:>12}\n", &name == &first.libraries.begin()->first ? "plus" : "",
                name, format_bytes(bytes));
   if (gpu) fmt::print("{}", kNotCovered);
-  if (gpu) fmt::print("host        {} of host memory per rank\n", format_bytes(first.host_peak + first.offloaded));
+  if (gpu)
+    fmt::print("host        {} of host memory per rank\n",
+               format_bytes(first.host_peak + first.offloaded));
   if (world > 1)
     fmt::print(
         "sent        {} per rank and step: all_gather {}, reduce_scatter {}, all_reduce {}\n",
@@ -199,7 +201,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
   fmt::print("work        {:.3g} floating-point operations per rank and step\n", first.flops);
   if (compute_s > 0) fmt::print("time        {:.3g} s of computing per step\n", compute_s);
   if (network_s > 0)
-    fmt::print("            {:.3g} s of sending, beside it where they overlap\n", network_s);
+    fmt::print("            {:.3g} s of communication, partly overlapped\n", network_s);
   if (memory > 0)
     fmt::print("fits        {} into {}; largest micro-batch {}\n", needed <= memory ? "yes" : "no,",
                format_bytes(memory), largest == 0 ? "none" : std::to_string(largest));

@@ -53,7 +53,7 @@ std::vector<MemoryChange> memory_changes(const Config& config, int world_size,
     attempt("--train.recompute block", "activations of one block at a time, computed twice",
             [](Config& c) { c.train.recompute = "block"; });
   if (config.shard.mode != "full" && world_size > 1) {
-    attempt("--shard.mode full",
+    attempt(config.shard.group > 0 ? "--shard.mode full --shard.group 0" : "--shard.mode full",
             fmt::format("1/{} of weights, gradients and optimizer state on each rank", world_size),
             [](Config& c) { c.shard.mode = "full", c.shard.group = 0; });
   }
@@ -87,9 +87,14 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
   } catch (const OutOfMemory& error) {
     const std::string text = with_ledger(error.what(), context.ledger());
     const DeviceType device = context.device().type;
-    // On a GPU, host memory holds only copies, which these flags don't make smaller.
+    // With a GPU, host memory holds copies, and what is offloaded.
     const bool of_host = text.find("host memory is exhausted") != std::string::npos;
-    if (device == DeviceType::CUDA && of_host) throw OutOfMemory("{}", text);
+    if (device == DeviceType::CUDA && of_host) {
+      MemoryAdvice advice;
+      if (config.shard.offload != "none")
+        advice.add("--shard.offload none", "optimizer state on the GPU");
+      throw OutOfMemory("{}", advice.after(text));
+    }
     throw OutOfMemory("{}", memory_advice(config, world_size, device, peak).after(text));
   }
 }

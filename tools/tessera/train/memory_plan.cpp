@@ -97,7 +97,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     return every > 0 && config.train.steps / every > options.first_step / every;
   };
   const std::int64_t compares = config.shard.check_replicas_every;
-  if (reaches(compares) || (compares > 0 && reaches(config.checkpoint.every)))
+  if (reaches(compares) || (compares > 0 && config.checkpoint.every > 0))
     comm::check_replicas(sharded);
   for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
   if (options.prompt_tokens > 0 && options.evaluates) {
@@ -110,7 +110,8 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
   const double flops_before = context->planned_flops();
   trainer.step(kSteps, 0, *loader, no_signal);
 
-  if (!beside && config.checkpoint.every > 0 && sharded.state_context()->target().type == DeviceType::CUDA)
+  if (!beside && config.checkpoint.every > 0 &&
+      sharded.state_context()->target().type == DeviceType::CUDA)
     stage(train::save_copy_bytes(saved()));
 
   RankPlan plan;

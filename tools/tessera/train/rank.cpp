@@ -225,6 +225,12 @@ void Rank::show_sample() {
   sharded_.end_evaluation();
 }
 
+void Rank::compare_replicas() {
+  if (compared_step_ == state_.step) return;
+  comm::check_replicas(sharded_);
+  compared_step_ = state_.step;
+}
+
 void Rank::prepare_saves() {
   const Config::Checkpoint& config = config_.checkpoint;
   if (setup_.resume) saved_step_ = state_.step;
@@ -364,8 +370,7 @@ int Rank::train(StopSignal& stop) {
     state_.position += config_.train.global_batch;
     state_.val_loss.reset();
     const std::int64_t every = config_.shard.check_replicas_every;
-    if (due(every) || (every > 0 && saver_ && due(config_.checkpoint.every)))
-      comm::check_replicas(sharded_);
+    if (due(every) || (every > 0 && saver_ && due(config_.checkpoint.every))) compare_replicas();
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
@@ -393,6 +398,7 @@ int Rank::run(StopSignal& stop) {
     if (signal == 0 && !ends_for_save_) signal = evaluate(stop);
     status_->enter("finish", state_.step);
     try {
+      if (saver_ && config_.shard.check_replicas_every > 0) compare_replicas();
       if (saver_) saver_->finish(state_, signal != 0);
     } catch (const IoError&) {
       not_saved = std::current_exception();

@@ -61,6 +61,7 @@ class Rank {
   /// @return a stop signal that ended the evaluation early, or 0
   int evaluate(const StopSignal& stop);
   void show_sample();
+  void compare_replicas();
   void prepare_saves();
   template <typename F>
   void for_metrics(F f) {
@@ -104,7 +105,7 @@ class Rank {
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
   bool reported_full_disk_ = false;
-  std::int64_t evaluated_step_ = -1, saved_step_ = -1;
+  std::int64_t evaluated_step_ = -1, saved_step_ = -1, compared_step_ = -1;
   train::StepResult last_;
   bool ends_for_save_ = false;
   std::unique_ptr<train::Saver> saver_;  // null: checkpoint.every is 0

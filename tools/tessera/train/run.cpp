@@ -92,28 +92,38 @@ std::string check_room(const RunSetup& setup, const RankPlan& plan, const PlanPe
   const Config& config = setup.config;
   const DeviceType device = context.device().type;
   const std::int64_t limit = config.train.memory_limit;
+  const bool refuse = config.train.memory_check == "refuse";
+  const auto advice = [&] { return memory_advice(config, environment.world_size, device, peak); };
+  std::vector<int> here;
+  for (const comm::Hello& hello : ranks)
+    if (hello.host == ranks[static_cast<std::size_t>(environment.rank)].host)
+      here.push_back(hello.rank);
   MemoryNeed need;
   need.plan = plan;
+  need.memory = system_memory();
+  need.there = "this host has";
+  need.ranks = static_cast<int>(here.size());
   if (device == DeviceType::CUDA) {
+    MemoryNeed on_host = need;
+    on_host.plan = RankPlan();
+    on_host.plan.peak = plan.offloaded + plan.host_peak;
+    if (here.front() == environment.rank)
+      if (std::string warning = check_memory(
+              on_host, [] { return MemoryAdvice(); }, refuse);
+          !warning.empty())
+        return warning;
     need.memory = context.backend().memory();
     need.there = context.device().str() + " has";
-  } else if (limit > 0) {
+    need.ranks = 1;
+    return check_memory(need, advice, refuse);
+  }
+  if (limit > 0) {
     need.memory = {limit, limit};
     need.there = "train.memory_limit allows";
-  } else {
-    std::vector<int> here;
-    for (const comm::Hello& hello : ranks)
-      if (hello.host == ranks[static_cast<std::size_t>(environment.rank)].host)
-        here.push_back(hello.rank);
-    if (here.front() != environment.rank) return {};
-    need.memory = system_memory();
-    need.there = "this host has";
-    need.ranks = static_cast<int>(here.size());
+    need.ranks = 1;
+    return check_memory(need, advice, false);
   }
-  const bool own_limit = device == DeviceType::CPU && limit > 0;
-  return check_memory(
-      need, [&] { return memory_advice(config, environment.world_size, device, peak); },
-      config.train.memory_check == "refuse" && !own_limit);
+  return here.front() == environment.rank ? check_memory(need, advice, refuse) : std::string();
 }
 
 comm::RankGroup join(const Config& config, const comm::LaunchEnvironment& environment,
@@ -276,7 +286,9 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
         [&, model = setup.model](const Config& changed) -> std::optional<std::int64_t> {
       try {
         return plan_rank(changed, model, environment.rank, environment.world_size, assumed).peak;
-      } catch (const std::exception&) {
+      } catch (const InvalidArgument&) {
+        return std::nullopt;
+      } catch (const std::bad_alloc&) {  // called after an OutOfMemory error
         return std::nullopt;
       }
     };
