@@ -5,7 +5,7 @@
 #include "core/base/context.h"
 #include "core/base/tensor_view.h"
 #include "core/base/trace.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/scratch.h"
 
 // Dispatch by device. In kernels/<family>.cpp, TESSERA_KERNEL(gelu_forward, GeluForward) defines
 // `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments;

@@ -6,7 +6,7 @@
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/launch/attention.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/scratch.h"
 #include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {

@@ -15,8 +15,8 @@
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/export.h"
-#include "kernels/cuda/scratch.h"
 #include "kernels/elementwise_args.h"
+#include "kernels/scratch.h"
 #include "kernels/workspace.h"
 
 // Matrix products by cuBLASLt. Because its matrices are column-major, it computes the transpose of

@@ -13,7 +13,7 @@
 #include "core/base/cuda/backend.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_plan.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/scratch.h"
 
 namespace tessera::kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "core/base/context.h"
 #include "core/base/dtype.h"
 #include "kernels/cuda/export.h"
-#include "kernels/cuda/scratch.h"
+#include "kernels/scratch.h"
 #include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {

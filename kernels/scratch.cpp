@@ -1,4 +1,4 @@
-#include "kernels/cuda/scratch.h"
+#include "kernels/scratch.h"
 
 #include "kernels/attention.h"
 #include "kernels/cuda/launch/column_sums.h"
