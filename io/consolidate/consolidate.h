@@ -40,7 +40,8 @@ struct ConsolidateOptions {
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
   /// selected with their weight. Empty: exports all.
   std::vector<std::string> tensors;
-  std::optional<fs::path> config_file;  ///< Hugging Face config.json, if not in the source
+  /// Hugging Face config.json, if not in the source, and of one's own models.
+  std::optional<fs::path> config_file;
   /// Expected number of shards of a PyTorch DCP as safetensors, which does not record it.
   std::optional<std::int64_t> shards;
   /// Bypass the page cache if the file system allows it. Set false to keep the output cached for a

@@ -37,18 +37,120 @@ void add_weight(ConsolidateSource& result, const TensorSource& source, const Ten
       {name, info.shape, info.dtype, converts ? *options.dtype : info.dtype, &source, info.name});
 }
 
+// Throws if --dtype might convert scales of quantized weights.
+// @param prefix  path of the object in config.json: "", "text_config."
+void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    const auto quantization = object.find(key);
+    if (quantization == object.end() || quantization->is_null()) continue;
+    for (const ExportTensor& tensor : source.weights) {
+      require(
+          tensor.stored == tensor.written,
+          "{} has a \"{}\", so {} may be scales of quantized weights, which --dtype would convert; "
+          "omit --dtype, or, if the weights are not quantized, give a config.json without that key "
+          "with --config",
+          source.hf_config_file.string(), prefix + key, tensor.source_name);
+    }
+  }
+}
+
+// Detects optimizer state that was classified as weights because its usual key is missing.
+void check_no_state(const ConsolidateSource& source) {
+  for (const ExportTensor& tensor : source.weights) {
+    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
+      require(!tensor.name.ends_with(kind),
+              "{}: tensor {} is optimizer state by its name, not a weight of a Hugging Face model; "
+              "select the weights with --format safetensors --tensors PATTERN, and their names "
+              "with --strip",
+              source.path.string(), tensor.source_name);
+    }
+  }
+}
+
+// "layers.12.attention.wq.weight"
+bool is_torchtitan_query(std::string_view name) {
+  constexpr std::string_view kBefore = "layers.", kAfter = ".attention.wq.weight";
+  if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return false;
+  name.remove_prefix(kBefore.size());
+  return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
+}
+
+// Throws on torchtitan's names. Rows of its wq and wk are in another order than those of q_proj and
+// k_proj, so that a renamed model would load and be wrong.
+void check_no_torchtitan(const ConsolidateSource& source) {
+  const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
+  const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
+  require<Unsupported>(
+      query == source.weights.end() ||
+          std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
+      "{} has tok_embeddings.weight and {}, in torchtitan's names and row order, which Hugging "
+      "Face programs do not read; convert them with torchtitan's own script "
+      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them unchanged with --format "
+      "safetensors",
+      source.path.string(), query == source.weights.end() ? "" : query->source_name);
+}
+
+// Checks a model unknown to tessera that is exported for Hugging Face programs.
+void check_other_model(ConsolidateSource& source) {
+  check_no_state(source);
+  check_no_torchtitan(source);
+  check_scales(source, *source.hf_config, "");
+  for (const auto& [key, value] : source.hf_config->items()) {
+    if (value.is_object()) check_scales(source, value, key + ".");
+  }
+  source.warnings.push_back(fmt::format(
+      "{} has model_type {}, which tessera does not know, so names, shapes and number of the "
+      "tensors are not checked; --dry-run shows the names",
+      source.hf_config_file.string(), source.hf_config->at("model_type").dump()));
+}
+
+// The "arch" of a "model" section, empty if there is none.
+std::string arch_of(const Json& model) {
+  const auto arch = model.is_object() ? model.find("arch") : model.end();
+  return arch != model.end() && arch->is_string() ? arch->get<std::string>() : "";
+}
+
+// Reads the config.json of a checkpoint's model that tessera does not know.
+void read_other_config(ConsolidateSource& result, const std::string& arch,
+                       const ConsolidateOptions& options) {
+  if (options.format == ExportFormat::Safetensors) return;
+  require(options.config_file.has_value(),
+          "{} has a model of arch \"{}\", which this export does not know; give its Hugging Face "
+          "config.json with --config, or write its tensors with --format safetensors",
+          result.path.string(), arch);
+  result.hf_config_file = *options.config_file;
+  Json config =
+      parse_hf_config(read_file(result.hf_config_file, kMaxConfig), result.hf_config_file.string());
+  require<CorruptCheckpoint>(
+      config.is_object() && config.contains("model_type") && config["model_type"].is_string(),
+      "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
+      "one with --config, or write the tensors alone with --format safetensors",
+      result.hf_config_file.string());
+  result.hf_config = std::make_shared<const Json>(std::move(config));
+}
+
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
                     const ConsolidateOptions& options) {
   result.kind = "tessera checkpoint";
   result.checkpoint = reader;
+  const auto section =
+      std::make_shared<const Json>(parse_json(reader.index().model_config, "model"));
+  const std::string arch = arch_of(*section);
+  const bool known = arch == "gpt2";
+  require(!known || !options.config_file,
+          "{} is a checkpoint of tessera, which records its {}; omit --config",
+          reader.path().string(), arch);
+  if (!known) read_other_config(result, arch, options);
+  if (known || options.format == ExportFormat::Safetensors) result.config = section;
   if (wants_weights(options)) {
-    auto model = open_checkpoint_model(reader);
+    auto model = open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial);
     for (const TensorInfo& info : model->tensors()) {
-      add_weight(result, *model, info, gpt2_name(info.name, options), options);
+      const std::string name = known ? gpt2_name(info.name, options) : info.name;
+      add_weight(result, *model, info, name, options);
     }
     result.sources.push_back(std::move(model));
   }
-  result.config = std::make_shared<const Json>(parse_json(reader.index().model_config, "model"));
+  if (!known && options.format == ExportFormat::HF) check_other_model(result);
   if (!wants_optimizer(options)) return;
   for (const Section& section : reader.states()) {
     const TensorSource& source = reader.source(section);
@@ -185,73 +287,6 @@ NameRules other_model_rules(const ShardedSource& source, const Json& config) {
   return rules;
 }
 
-// Throws if --dtype might convert scales of quantized weights.
-// @param prefix  path of the object in config.json: "", "text_config."
-void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
-    const auto quantization = object.find(key);
-    if (quantization == object.end() || quantization->is_null()) continue;
-    for (const ExportTensor& tensor : source.weights) {
-      require(
-          tensor.stored == tensor.written,
-          "{} has a \"{}\", so {} may be scales of quantized weights, which --dtype would convert; "
-          "omit --dtype, or, if the weights are not quantized, give a config.json without that key "
-          "with --config",
-          source.hf_config_file.string(), prefix + key, tensor.source_name);
-    }
-  }
-}
-
-// Detects optimizer state that was classified as weights because its usual key is missing.
-void check_no_state(const ConsolidateSource& source) {
-  for (const ExportTensor& tensor : source.weights) {
-    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
-      require(!tensor.name.ends_with(kind),
-              "{}: tensor {} is optimizer state by its name, not a weight of a Hugging Face model; "
-              "select the weights with --format safetensors --tensors PATTERN, and their names "
-              "with --strip",
-              source.path.string(), tensor.source_name);
-    }
-  }
-}
-
-// "layers.12.attention.wq.weight"
-bool is_torchtitan_query(std::string_view name) {
-  constexpr std::string_view kBefore = "layers.", kAfter = ".attention.wq.weight";
-  if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return false;
-  name.remove_prefix(kBefore.size());
-  return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
-}
-
-// Throws on torchtitan's names. Rows of its wq and wk are in another order than those of q_proj and
-// k_proj, so that a renamed model would load and be wrong.
-void check_no_torchtitan(const ConsolidateSource& source) {
-  const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
-  const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
-  require<Unsupported>(
-      query == source.weights.end() ||
-          std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
-      "{} has tok_embeddings.weight and {}, in torchtitan's names and row order, which Hugging "
-      "Face programs do not read; convert them with torchtitan's own script "
-      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them unchanged with --format "
-      "safetensors",
-      source.path.string(), query == source.weights.end() ? "" : query->source_name);
-}
-
-// Checks a model unknown to tessera that is exported for Hugging Face programs.
-void check_other_model(ConsolidateSource& source) {
-  check_no_state(source);
-  check_no_torchtitan(source);
-  check_scales(source, *source.hf_config, "");
-  for (const auto& [key, value] : source.hf_config->items()) {
-    if (value.is_object()) check_scales(source, value, key + ".");
-  }
-  source.warnings.push_back(fmt::format(
-      "{} has model_type {}, which tessera does not know, so names, shapes and number of the "
-      "tensors are not checked; --dry-run shows the names",
-      source.hf_config_file.string(), source.hf_config->at("model_type").dump()));
-}
-
 void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,
                          const NameRules& rules) {
   std::vector<std::string_view> weights;
@@ -367,9 +402,6 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   const CheckpointReader reader = open_checkpoint(path, options.step);
   require(!options.shards,
           "{} is a checkpoint of tessera, which records its number of shards; omit --shards",
-          reader.path().string());
-  require(!options.config_file,
-          "{} is a checkpoint of tessera, which records its model; omit --config",
           reader.path().string());
   result.path = reader.path();
   add_checkpoint(result, reader, options);

@@ -35,6 +35,9 @@ struct ConsolidateSource {
 /// exported unchanged. Names follow options.names. By default, names in a Hugging Face directory
 /// stay; elsewhere, with a config.json, they become those of Hugging Face (see count_model_levels).
 /// Without a config.json, only ExportFormat::Safetensors is possible.
+///
+/// The same holds for a checkpoint of tessera whose "model" section has an unknown arch, but its
+/// names stay.
 /// @throws InvalidArgument, with advice, if the configuration is missing for HF, the optimizer
 ///         state is missing, two tensors would get one name, a pattern of options.tensors matches
 ///         none, or options.dtype might convert scales of quantized weights; CorruptCheckpoint if
