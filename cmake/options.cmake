@@ -6,11 +6,15 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(NOT PROJECT_IS_TOP_LEVEL)
+  # A parent's `all` builds what it links.
+  set_directory_properties(PROPERTIES EXCLUDE_FROM_ALL ON)
+elseif(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "build type" FORCE)
 endif()
 
 option(TESSERA_CUDA "build the CUDA plugins if nvcc is found" ON)
+option(TESSERA_BUILD_TOOLS "build the program tessera" ${PROJECT_IS_TOP_LEVEL})
 option(TESSERA_BUILD_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(TESSERA_BUILD_BENCH "build the benchmarks" OFF)
 option(TESSERA_GENERIC_CPU "build the CPU kernels once, for any CPU, instead of for x86-64-v3 and v4" OFF)

@@ -10,15 +10,14 @@ if(TESSERA_SANITIZE)
   target_compile_options(tessera_warnings INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
 endif()
 
-# tessera_library(NAME SOURCES... [LINK ...]): a static library with the project's include root.
+# tessera_library(NAME SOURCES... [LINK ...]): a static library.
 function(tessera_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   string(REPLACE "tessera_" "" short ${name})
   add_library(tessera::${short} ALIAS ${name})
   set_target_properties(${name} PROPERTIES EXPORT_NAME ${short})
-  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-                                            $<INSTALL_INTERFACE:include/tessera>)
+  target_include_directories(${name} INTERFACE ${TESSERA_PUBLIC_INCLUDE})
   target_compile_features(${name} PUBLIC cxx_std_20)
   if(TESSERA_UNITY)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)

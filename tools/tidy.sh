@@ -14,11 +14,11 @@ Exit code 0 without findings, 1 with findings, 2 on a wrong option or a missing 
 EOF
 }
 
-mapfile -t files < <(git ls-files '*.cpp' ':!tests/tools/install/consumer' ':!tests/fuzz')
+mapfile -t files < <(git ls-files '*.cpp' ':!tools/examples' ':!tests/fuzz')
 case ${1:-} in
   --help | -h) usage; exit 0 ;;
   --since) mapfile -t files < <(git diff --name-only --diff-filter=d "${2:?a commit}" -- '*.cpp' \
-                                  ':!tests/tools/install/consumer' ':!tests/fuzz') ;;
+                                  ':!tools/examples' ':!tests/fuzz') ;;
   -*) echo "tidy: unknown option '$1'; see tools/tidy.sh --help" >&2; exit 2 ;;
   ?*) files=("$@") ;;
 esac

@@ -1,0 +1,7 @@
+#pragma once
+
+/// Optimizers and learning rate schedules. To add an optimizer, derive from optim::Optimizer.
+
+#include "core/optim/adamw.h"
+#include "core/optim/lr_schedule.h"
+#include "core/optim/optimizer.h"
