@@ -42,7 +42,8 @@ struct Checkpoints::State {
   comm::FileDescriptor lock{};
   std::vector<std::string> skipped{};
   int exceptions = std::uncaught_exceptions();
-  std::unique_ptr<Saver> saver{};
+  std::unique_ptr<Saver> saver{};  // null: a plan
+  std::shared_ptr<Storage> planned{};
 };
 
 Checkpoints::Checkpoints(std::string run_dir, Rank& rank, comm::ShardedModel& model,
@@ -52,6 +53,15 @@ Checkpoints::Checkpoints(std::string run_dir, Rank& rank, comm::ShardedModel& mo
                 StoreCoordinator(rank.store, rank.unique_name("checkpoints"), rank.rank(),
                                  rank.world_size(), options.timeout + kLateForSave)})) {
   State& s = *state_;
+  if (rank.context->device().type == DeviceType::Meta) {  // a plan
+    model.create_optimizer_state(optimizer);
+    if (options.in_background)
+      s.planned = Storage::allocate_on_host(
+          model.state_context(),
+          io::AsyncSaver::staging_bytes(make_save_request(model, options.with_optimizer)),
+          MemoryCategory::Staging, "checkpoint");
+    return;
+  }
   std::string problem;
   if (rank.rank() == 0) {
     try {
@@ -88,6 +98,7 @@ const std::vector<std::string>& Checkpoints::skipped() const { return state_->sk
 
 std::int64_t Checkpoints::load_latest() {
   State& s = *state_;
+  if (!s.saver) return 0;
   std::set<fs::path> unreadable;
   s.saver->wait_copied();
   s.skipped.clear();
@@ -154,6 +165,7 @@ std::int64_t Checkpoints::load_latest() {
 
 void Checkpoints::save(std::int64_t step) {
   const TrainerState state{.step = step};
+  if (!state_->saver) return;
   Saver& saver = *state_->saver;
   if (saver.agree(step)) saver.finish(state);  // throws the error of the former save
   saver.save(state);

@@ -12,7 +12,7 @@
 
 namespace tessera::nn {
 
-/// Normal distribution with standard deviation 0.02, as in GPT-2.
+/// Normal distribution with standard deviation 0.02, the usual initialization of decoders.
 inline constexpr Initialization kNormal{Initialization::Kind::Normal, 0.02F};
 
 /// A table of vectors. Parameter: weight [count, width].

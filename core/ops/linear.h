@@ -4,7 +4,7 @@
 
 namespace tessera::ops {
 
-/// How a weight matrix is stored. GPT-2's checkpoints hold [in, out], most others [out, in].
+/// How a weight matrix is stored. Some checkpoints hold [in, out], most [out, in].
 enum class WeightLayout : std::uint8_t { InOut, OutIn };
 
 /// y = x W + b over the last dim.

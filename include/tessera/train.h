@@ -19,6 +19,7 @@
 #include "comm/communicator.h"
 #include "train/checkpoints.h"
 #include "train/loader.h"
+#include "train/plan.h"
 #include "train/ranks.h"
 #include "train/step.h"
 #include "train/trainer.h"

@@ -13,7 +13,6 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/hf/config.h"
-#include "io/hf/gpt2.h"
 #include "io/hf/tokenizer.h"
 
 namespace tessera::io {
@@ -77,7 +76,7 @@ std::optional<DType> main_dtype(const std::vector<ExportTensor>& weights) {
 
 Json export_config(const ConsolidateSource& source) {
   const DType dtype = main_dtype(source.weights).value_or(source.weights.front().written);
-  Json config = gpt2_config_to_hf(*source.config, dtype);
+  Json config = source.family->config_to_hf(*source.config, dtype);
   if (!source.hf_config) return config;
   for (const char* key : kKeptSettings) {
     const auto found = source.hf_config->find(key);

@@ -10,7 +10,6 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/config.h"
-#include "io/hf/gpt2_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -25,8 +24,10 @@ bool wants_optimizer(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Model;
 }
 
-std::string gpt2_name(const std::string& name, const ConsolidateOptions& options) {
-  return options.format == ExportFormat::HF ? gpt2_name_to_hf(name) : name;
+std::string exported_name(const ConsolidateSource& source, const std::string& name,
+                          const ConsolidateOptions& options) {
+  const bool converts = source.family != nullptr && options.format == ExportFormat::HF;
+  return converts ? source.family->name_to_hf(name) : name;
 }
 
 void add_weight(ConsolidateSource& result, const TensorSource& source, const TensorInfo& info,
@@ -136,7 +137,8 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   const auto section =
       std::make_shared<const Json>(parse_json(reader.index().model_config, "model"));
   const std::string arch = arch_of(*section);
-  const bool known = arch == "gpt2";
+  result.family = find_hf_family(arch);
+  const bool known = result.family != nullptr;
   require(!known || !options.config_file,
           "{} is a checkpoint of tessera, which records its {}; omit --config",
           reader.path().string(), arch);
@@ -145,8 +147,7 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   if (wants_weights(options)) {
     auto model = open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial);
     for (const TensorInfo& info : model->tensors()) {
-      const std::string name = known ? gpt2_name(info.name, options) : info.name;
-      add_weight(result, *model, info, name, options);
+      add_weight(result, *model, info, exported_name(result, info.name, options), options);
     }
     result.sources.push_back(std::move(model));
   }
@@ -159,12 +160,6 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
                                   info.dtype, &source, info.name});
     }
   }
-}
-
-bool says_gpt2(const Json& config) {
-  if (!config.is_object()) return false;
-  const auto type = config.find("model_type");
-  return type != config.end() && *type == "gpt2";
 }
 
 // Whether the prefixes to remove follow from the config.json of a model unknown to tessera.
@@ -185,9 +180,10 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
-  if (says_gpt2(config)) config = parse_json(text, file.string());  // large integers stay numbers
+  const HfFamily* const family = find_hf_family(config);
+  if (family) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
-  if (!says_gpt2(config)) {
+  if (!family) {
     const auto type = config.is_object() ? config.find("model_type") : config.end();
     const bool has_type = type != config.end() && type->is_string();
     require<CorruptCheckpoint>(
@@ -202,13 +198,14 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
     if (options.format == ExportFormat::Safetensors) {
       result.skipped.push_back(
           {kConfigFile, strips_by_model(result, rules)
-                            ? "not of a GPT-2: used for names only"
-                            : "not of a GPT-2: tensors are written unchanged"});
+                            ? "of a model unknown to tessera: used for names only"
+                            : "of a model unknown to tessera: tensors are written unchanged"});
     }
     return;
   }
   try {
-    result.config = std::make_shared<const Json>(gpt2_config_from_hf(config, file.string()));
+    result.config = std::make_shared<const Json>(family->config_from_hf(config, file.string()));
+    result.family = family;
     result.hf_config = std::make_shared<const Json>(std::move(config));
     result.hf_config_file = file;
   } catch (const Unsupported& unsupported) {
@@ -224,10 +221,10 @@ std::string chosen_by(const std::string& name, TensorRole role) {
 }
 
 // Turns "exp_avg/transformer.h.0.ln_1.weight" into "exp_avg/h.0.ln_1.weight".
-std::string our_state_name(const std::string& name) {
+std::string our_state_name(const HfFamily& family, const std::string& name) {
   const std::size_t slash = name.find('/');
   if (slash == std::string::npos) return name;
-  return name.substr(0, slash + 1) + gpt2_name_from_hf(name.substr(slash + 1));
+  return name.substr(0, slash + 1) + family.name_from_hf(name.substr(slash + 1));
 }
 
 /// Adds the tensors of unreadable() that can be copied unchanged.
@@ -241,18 +238,18 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
     const ShardedSource::Unreadable& tensor = source.unreadable()[i];
     const TensorRole role = ours[i].role;
     const bool is_state = role == TensorRole::OptimizerState;
-    const bool is_buffer = result.config && gpt2_name_from_hf(ours[i].name).empty();
+    const bool is_buffer = result.family && result.family->name_from_hf(ours[i].name).empty();
     const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
                         (is_state && wants_optimizer(options));
     if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
       result.skipped.push_back({tensor.name, fmt::format("not selected ({})", tensor.dtype)});
-    } else if (!tensor.carrier || (result.config && !is_state)) {  // a GPT-2 must be readable
+    } else if (!tensor.carrier || (result.family && !is_state)) {  // known models must be readable
       refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
     } else {
       names.push_back(ours[i]);
       (is_state ? result.optimizer : result.weights)
-          .push_back({result.config ? our_state_name(ours[i].name) : ours[i].name, tensor.shape,
-                      *tensor.carrier, *tensor.carrier, &source, tensor.name,
+          .push_back({result.family ? our_state_name(*result.family, ours[i].name) : ours[i].name,
+                      tensor.shape, *tensor.carrier, *tensor.carrier, &source, tensor.name,
                       tensor.safetensors_dtype});
     }
   }
@@ -324,15 +321,15 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
 
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
 
-  std::unique_ptr<Gpt2Source> model;
-  std::unordered_set<std::string_view> written;  // names at the source
-  if (result.config) {
-    model = std::make_unique<Gpt2Source>(std::move(owned), *result.config, rules);
+  std::unique_ptr<ModelSource> model;
+  std::unordered_set<std::string> written;  // names at the source
+  if (result.family) {
+    model = result.family->open(std::move(owned), *result.config, rules, LoadPolicy::Exact);
     if (wants_weights(options)) {
       for (const TensorInfo& info : model->tensors()) {
-        const std::string& theirs = model->source_name(info.name);
-        add_weight(result, *source, {theirs, info.shape, info.dtype}, gpt2_name(info.name, options),
-                   options);
+        const std::string theirs = model->title(info.name);
+        add_weight(result, *source, {theirs, info.shape, info.dtype},
+                   exported_name(result, info.name, options), options);
         written.insert(theirs);
       }
     }
@@ -344,8 +341,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
       result.skipped.push_back({name.source, "not part of the model"});
     } else if (name.role == TensorRole::OptimizerState) {
       if (wants_optimizer(options)) {
-        result.optimizer.push_back({model ? our_state_name(name.name) : name.name, info.shape,
-                                    info.dtype, info.dtype, source, name.source});
+        result.optimizer.push_back({model ? our_state_name(*result.family, name.name) : name.name,
+                                    info.shape, info.dtype, info.dtype, source, name.source});
       } else {
         result.skipped.push_back({name.source, "optimizer state, written with --what all"});
       }

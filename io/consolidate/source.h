@@ -9,6 +9,7 @@
 #include "io/checkpoint/reader.h"
 #include "io/consolidate/consolidate.h"
 #include "io/consolidate/tensor_files.h"
+#include "io/hf/family.h"
 
 namespace tessera::io {
 
@@ -17,6 +18,7 @@ struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
   std::optional<CheckpointReader> checkpoint;  ///< set if the source is one of tessera
+  const HfFamily* family = nullptr;            ///< null if tessera does not know the model
   std::shared_ptr<const Json> config;          ///< tessera's "model" section; null if unknown
   /// Hugging Face config.json of the source. If `config` is null, its model is unknown to tessera.
   std::shared_ptr<const Json> hf_config;
@@ -30,9 +32,9 @@ struct ConsolidateSource {
 
 /// Opens a source of any kind and lists the tensors that the options select.
 ///
-/// A source of another program is a GPT-2 if options.config_file, or else its config.json, has that
-/// model_type. Its tensors are then checked and get tessera's names. Tensors of other models are
-/// exported unchanged. Names follow options.names. By default, names in a Hugging Face directory
+/// The model_type of options.config_file, or else of its config.json, says whether tessera knows the
+/// model of another program's source. Its tensors are then checked and get tessera's names. Tensors
+/// of other models are exported unchanged. Names follow options.names. By default, names in a Hugging Face directory
 /// stay; elsewhere, with a config.json, they become those of Hugging Face (see count_model_levels).
 /// Without a config.json, only ExportFormat::Safetensors is possible.
 ///
@@ -42,7 +44,7 @@ struct ConsolidateSource {
 ///         state is missing, two tensors would get one name, a pattern of options.tensors matches
 ///         none, or options.dtype might convert scales of quantized weights; CorruptCheckpoint if
 ///         the configuration has no model_type; Unsupported naming tensors of a dtype that tessera
-///         cannot copy, or cannot read in a GPT-2; as open_model
+///         cannot copy, or cannot read in a known model; as open_model
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options);
 
 }  // namespace tessera::io

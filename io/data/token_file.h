@@ -15,7 +15,7 @@ namespace tessera::io {
 ///
 /// All are little-endian. A file whose first 32 bits are from 20240000 to 20249999 is llm.c's. In
 /// nanoGPT's format their lower half would be the first token, at least 54912, which is beyond
-/// GPT-2's vocabulary of 50257.
+/// a vocabulary of 50257.
 ///
 /// Reads through the page cache, which the ranks of a host share. If the file is truncated while
 /// open, the next read throws IoError.

@@ -19,6 +19,7 @@
 #include "tests/support/temp_dir.h"
 #include "train/checkpoints.h"
 #include "train/loader.h"
+#include "train/plan.h"
 #include "train/step.h"
 
 using namespace tessera;
@@ -232,6 +233,43 @@ TEST_CASE("an error of one thread ends all, and is thrown") {
                                        rank.exchange("never answered");
                                      },
                                      {.timeout = std::chrono::seconds(20)}));
+  }
+}
+
+TEST_CASE("a plan of an own program is what the program needs, to the byte") {
+  const optim::AdamW adamw;
+  for (const int world : {1, 2, 3}) {
+    const test::TempDir dir;
+    const auto program = [&](Rank& rank) {
+      Net net;
+      const comm::Mesh mesh(*rank.communicator);
+      comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+      model.initialize(3);
+      Checkpoints checkpoints(dir.path(), rank, model, adamw);
+      rank.exchange("ready");
+      for (std::int64_t step = checkpoints.load_latest(); step < 3; ++step) {
+        train_step(rank, net, model, adamw, step);
+        checkpoints.save(step + 1);
+      }
+      checkpoints.finish(3);
+    };
+    std::vector<std::int64_t> peaks(static_cast<std::size_t>(world));
+    run_threads(world,
+                [&](Rank& rank) {
+                  program(rank);
+                  peaks[static_cast<std::size_t>(rank.rank())] =
+                      rank.context->ledger().total().peak;
+                },
+                {.threads = 1});
+    for (int number = 0; number < world; ++number) {
+      const MemoryPlan planned = plan({.context = {.threads = 1},
+                                       .backend = world == 1 ? "single" : "threads",
+                                       .rank = number,
+                                       .world_size = world},
+                                      program);
+      CHECK(planned.peak == peaks[static_cast<std::size_t>(number)]);
+      CHECK(describe(planned).find("optimizer state") != std::string::npos);
+    }
   }
 }
 

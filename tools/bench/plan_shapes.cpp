@@ -10,7 +10,6 @@
 #include <memory>
 #include <string>
 
-#include "comm/planned.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/nn/layers.h"
 #include "core/nn/unit.h"
@@ -18,6 +17,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/view.h"
 #include "core/optim/adamw.h"
+#include "train/plan.h"
 #include "train/step.h"
 
 namespace tessera::bench {
@@ -83,40 +83,42 @@ struct Net : nn::Module {
   }
 };
 
-void plan(const Shape& shape, std::int64_t seq_len, nn::Recompute recompute, DeviceType device,
-          int ranks) {
-  const auto context = Context::create({.device = {DeviceType::Meta, 0}, .planned = {device, 0}});
-  context->ledger().record_peak();
-  const auto world = comm::make_planned_communicator(
-      context, device == DeviceType::CUDA ? "nccl" : "shm", 0, ranks);
-  const comm::Mesh mesh(*world, ranks);
-  Net model(shape);
-  model.set_recompute(recompute);
-  comm::ShardSpec spec = comm::shard_spec("full");
-  spec.compute = DType::BF16;
-  comm::ShardedModel sharded(model, mesh, spec, context);
-  const optim::AdamW optimizer;
-  sharded.load({});
-  sharded.create_optimizer_state(optimizer);
-  const auto batch = [&] {
-    return Tensor::empty(context, {1, seq_len}, DType::I32, MemoryCategory::Data, "batch");
+void print_plan(const Shape& shape, std::int64_t seq_len, nn::Recompute recompute,
+                DeviceType device, int ranks) {
+  const auto program = [&](train::Rank& rank) {
+    const comm::Mesh mesh(*rank.communicator);
+    Net model(shape);
+    model.set_recompute(recompute);
+    comm::ShardSpec spec = comm::shard_spec("full");
+    spec.compute = DType::BF16;
+    comm::ShardedModel sharded(model, mesh, spec, rank.context);
+    const optim::AdamW optimizer;
+    sharded.load({});
+    sharded.create_optimizer_state(optimizer);
+    const auto batch = [&] {
+      return Tensor::empty(rank.context, {1, seq_len}, DType::I32, MemoryCategory::Data, "batch");
+    };
+    const Tensor tokens = batch(), targets = batch();
+    for (int number = 0; number < 2; ++number) {  // the first step learns the order of units
+      train::Step step(sharded, {.step = number});
+      step.micro_batch(0, [&] { return model.loss(tokens, targets, 1.0); });
+      step.finish(optimizer, {.lr = 1e-4, .clip_norm = 1.0});
+    }
   };
-  const Tensor tokens = batch(), targets = batch();
-  for (int number = 0; number < 2; ++number) {  // the first step learns the order of units
-    train::Step step(sharded, {.step = number});
-    step.micro_batch(0, [&] { return model.loss(tokens, targets, 1.0); });
-    step.finish(optimizer, {.lr = 1e-4, .clip_norm = 1.0});
-  }
-  const MemoryLedger& ledger = context->ledger();
+  const train::MemoryPlan plan =
+      train::plan({.context = {.device = {device, 0}},
+                   .backend = device == DeviceType::CUDA ? "nccl" : "shm",
+                   .world_size = ranks},
+                  program);
   std::string parts;
-  for (int c = 0; c < kMemoryCategories; ++c)
+  for (std::size_t c = 0; c < plan.at_peak.size(); ++c)
     parts += fmt::format(", \"{}\": {}", memory_category_name(static_cast<MemoryCategory>(c)),
-                         ledger.recorded_peak().by_category[static_cast<std::size_t>(c)]);
+                         plan.at_peak[c]);
   fmt::print(
       "{{\"model\": \"{}\", \"seq\": {}, \"recompute\": \"{}\", \"peak_bytes\": {}, \"peak_at\": "
-      "\"{}, {}\"{}}}\n",
-      shape.name, seq_len, recompute == nn::Recompute::None ? "none" : "block", ledger.total().peak,
-      ledger.recorded_peak().phase, ledger.recorded_peak().owner, parts);
+      "\"{}\"{}}}\n",
+      shape.name, seq_len, recompute == nn::Recompute::None ? "none" : "block", plan.peak,
+      plan.reached_at, parts);
 }
 
 }  // namespace
@@ -133,6 +135,6 @@ int main(int argc, char** argv) {
   for (const bench::Shape& shape : bench::kShapes)
     for (const std::int64_t seq_len : {2048, 4096, 8192})
       for (const auto recompute : {nn::Recompute::None, nn::Recompute::Block})
-        bench::plan(shape, seq_len, recompute,
-                    device == "cuda" ? DeviceType::CUDA : DeviceType::CPU, ranks);
+        bench::print_plan(shape, seq_len, recompute,
+                          device == "cuda" ? DeviceType::CUDA : DeviceType::CPU, ranks);
 }

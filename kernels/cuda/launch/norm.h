@@ -9,7 +9,7 @@ namespace tessera::kernels::cuda {
 struct NormShape {
   static constexpr int kThreads = 256;
   /// Packs of a row that a thread keeps in registers: a warp holds 1024 or 2048 elements of bf16
-  /// (GPT-2's widths are 768 to 1600), a block 8192.
+  /// (widths of 768 to 1600), a block 8192.
   static constexpr int kFewPacks = 4, kManyPacks = 8;
 
   int kept = 0;        ///< kFewPacks, kManyPacks, or 0: the row is read again for each pass
@@ -38,8 +38,8 @@ struct NormShape {
 /// their sums in registers.
 ///
 /// An H100 needs 32 to 40 KB in flight per multiprocessor. 16 warps that load one or two rows of x
-/// and grad_y ahead have 16 to 32 KB in flight for each pack per thread: 48 KB or more at GPT-2's
-/// widths. 4 packs of bf16 are 64 sums, so a thread gets 128 registers, and no more warps fit. One
+/// and grad_y ahead have 16 to 32 KB in flight for each pack per thread: 48 KB or more at
+/// widths of 768 to 1600. 4 packs of bf16 are 64 sums, so a thread gets 128 registers, and no more warps fit. One
 /// block per multiprocessor would halve the partial sums, but two hide each other's barriers.
 struct NormGradientsShape {
   static constexpr int kMostPacks = 4;  ///< of a row, per thread

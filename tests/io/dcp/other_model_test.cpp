@@ -362,9 +362,9 @@ TEST_CASE_FIXTURE(Llama, "a config.json that affects kept names is reported") {
     CHECK(plan.skipped[0].name == "config.json");
     return plan.skipped[0].why;
   };
-  CHECK(reason() == "not of a GPT-2: used for names only");
+  CHECK(reason() == "of a model unknown to tessera: used for names only");
   options.names.strip_wrappers = false;
-  CHECK(reason() == "not of a GPT-2: tensors are written unchanged");
+  CHECK(reason() == "of a model unknown to tessera: tensors are written unchanged");
 }
 
 TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte") {

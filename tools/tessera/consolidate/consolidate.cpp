@@ -173,7 +173,7 @@ Command add_consolidate(CLI::App& parent) {
   app->add_flag("--buffered", options->buffered,
                 "Use the page cache: slower, but the output stays cached for the next reader");
   app->add_option("--config", options->config,
-                  "config.json of the model (GPT-2, Llama, Qwen, ...), for shards without one; the "
+                  "config.json of the model (any family), for shards without one; the "
                   "tokenizer and generation_config.json in the same directory are copied if the "
                   "shards have none");
   app->add_option(

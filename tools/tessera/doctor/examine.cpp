@@ -162,7 +162,7 @@ Gpus examine_gpus(const std::filesystem::path& driver) {
     } catch (const Error& error) {
       out.nccl_problem = error.what();
     }
-    // Run a small attention with GPT-2's head_dim, so that the backend notes which kernel it uses.
+    // Run a small attention with a head_dim of 64, so that the backend notes which kernel it uses.
     const Tensor qkv = Tensor::full(context, {1, 64, 3 * 64}, DType::BF16, 0.5);
     ops::attention(qkv, {.heads = 1});
     context->backend().synchronize();

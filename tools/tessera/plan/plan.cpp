@@ -122,7 +122,7 @@ std::int64_t largest_micro_batch(const Planner& planner, const Config& config, i
   return good;
 }
 
-ordered_json by_category(const MemoryByCategory& bytes) {
+ordered_json by_category(const train::MemoryByCategory& bytes) {
   ordered_json json = ordered_json::object();
   for (std::size_t c = 0; c < bytes.size(); ++c)
     json[std::string(memory_category_name(static_cast<MemoryCategory>(c)))] = bytes[c];

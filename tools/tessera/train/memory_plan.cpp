@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "comm/planned.h"
 #include "comm/sharding/replica_check.h"
 #include "comm/sharding/sharded_model.h"
 #include "io/checkpoint/async_saver.h"
@@ -46,114 +45,93 @@ constexpr std::int64_t kSteps = 2;
 
 RankPlan plan_rank(const Config& config, const models::Arch& model_config, int rank, int world_size,
                    const PlanOptions& options) {
-  ContextOptions context_options = options.context;
-  context_options.planned = options.context.device;
-  context_options.device = {DeviceType::Meta, 0};
-  const auto context = Context::create(context_options);
-  context->ledger().record_peak();
+  RankPlan result;
+  double flops = 0;
+  const auto program = [&](train::Rank& self) {
+    const std::shared_ptr<Context>& context = self.context;
+    comm::Communicator* const world = self.communicator.get();
+    const int group = shard_group_size(config, world_size, options.local_world_size);
+    const comm::Mesh mesh(*world, group);
+    const auto traffic = [&] {
+      comm::Traffic sum = world->traffic();
+      for (const comm::Communicator* part : {&mesh.shard(), &mesh.replicate()})
+        if (part != world) sum = sum + part->traffic();
+      return sum;
+    };
 
-  const int group = shard_group_size(config, world_size, options.local_world_size);
-  const auto world = comm::make_planned_communicator(context, options.backend, rank, world_size);
-  const comm::Mesh mesh(*world, group);
-  const auto traffic = [&] {
-    comm::Traffic sum = world->traffic();
-    for (const comm::Communicator* part : {&mesh.shard(), &mesh.replicate()})
-      if (part != world.get()) sum = sum + part->traffic();
-    return sum;
+    const auto model = models::make_model(model_config);
+    model->set_recompute(nn::parse_recompute(config.train.recompute));
+    comm::ShardedModel sharded(*model, mesh, shard_spec_of(config), context);
+    const auto optimizer = make_optimizer(config);
+    const std::int64_t per_pass = config.train.micro_batch * world_size;
+    const std::int64_t micro_batches = config.train.global_batch / per_pass;
+    const io::Sampler data(std::make_shared<ZeroTokens>(), config.model.seq_len,
+                           io::DataOrder::Sequential, 0);
+    sharded.load({});
+    sharded.create_optimizer_state(*optimizer);
+    std::shared_ptr<Storage> staging;
+    const auto stage = [&](std::size_t bytes) {
+      return Storage::allocate_on_host(sharded.state_context(), bytes, MemoryCategory::Staging,
+                                       "checkpoint");
+    };
+    const auto saved = [&] {
+      return train::make_save_request(sharded, config.checkpoint.what == "all");
+    };
+    const bool beside = saves_beside_training(config, options.first_step);
+    if (beside) staging = stage(io::AsyncSaver::staging_bytes(saved()));
+
+    const auto no_signal = [] { return 0; };
+    train::Trainer trainer(sharded, *optimizer, loss_of(*model), trainer_options(config));
+    const auto loader_of = [&](std::int64_t count) {
+      return std::make_unique<train::Loader>(
+          data, *world, context,
+          train::LoaderOptions{per_pass * std::min(count, micro_batches),
+                               config.train.micro_batch});
+    };
+    const auto loader = loader_of(kMicroBatches);
+    const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
+    for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
+    const auto reaches = [&](std::int64_t every) {
+      return every > 0 && config.train.steps / every > options.first_step / every;
+    };
+    const std::int64_t compares = config.shard.check_replicas_every;
+    if (reaches(compares) || (compares > 0 && config.checkpoint.every > 0))
+      comm::check_replicas(sharded);
+    for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
+    if (options.prompt_tokens > 0 && options.evaluates) {
+      sharded.gather_all();
+      const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
+      if (rank == 0) generate(*model, context, prompt, config.train.sample_tokens, {}, {}, {});
+      sharded.end_evaluation();
+    }
+    const comm::Traffic before = traffic();
+    const double flops_before = context->planned_flops();
+    trainer.step(kSteps, 0, *loader, no_signal);
+
+    if (!beside && config.checkpoint.every > 0 &&
+        sharded.state_context()->target().type == DeviceType::CUDA)
+      stage(train::save_copy_bytes(saved()));
+
+    if (sharded.state_context() != context)
+      result.offloaded = sharded.state_context()->ledger().total().peak;
+    result.traffic = traffic() - before;
+    flops = (context->planned_flops() - flops_before) * static_cast<double>(micro_batches) /
+            static_cast<double>(std::min(kMicroBatches, micro_batches));
+    if (micro_batches > kMicroBatches) {
+      // Each further micro-batch sends as much as the last one here.
+      const comm::Traffic three = traffic();
+      trainer.step(kSteps + 1, 0, *loader_of(kMicroBatches - 1), no_signal);
+      result.traffic =
+          result.traffic + (result.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
+    }
   };
-
-  const auto model = models::make_model(model_config);
-  model->set_recompute(nn::parse_recompute(config.train.recompute));
-  comm::ShardedModel sharded(*model, mesh, shard_spec_of(config), context);
-  const auto optimizer = make_optimizer(config);
-  const std::int64_t per_pass = config.train.micro_batch * world_size;
-  const std::int64_t micro_batches = config.train.global_batch / per_pass;
-  const io::Sampler data(std::make_shared<ZeroTokens>(), config.model.seq_len,
-                         io::DataOrder::Sequential, 0);
-  sharded.load({});
-  sharded.create_optimizer_state(*optimizer);
-  std::shared_ptr<Storage> staging;
-  const auto stage = [&](std::size_t bytes) {
-    return Storage::allocate_on_host(sharded.state_context(), bytes, MemoryCategory::Staging,
-                                     "checkpoint");
-  };
-  const auto saved = [&] {
-    return train::make_save_request(sharded, config.checkpoint.what == "all");
-  };
-  const bool beside = saves_beside_training(config, options.first_step);
-  if (beside) staging = stage(io::AsyncSaver::staging_bytes(saved()));
-
-  const auto no_signal = [] { return 0; };
-  train::Trainer trainer(sharded, *optimizer, loss_of(*model), trainer_options(config));
-  const auto loader_of = [&](std::int64_t count) {
-    return std::make_unique<train::Loader>(
-        data, *world, context,
-        train::LoaderOptions{per_pass * std::min(count, micro_batches), config.train.micro_batch});
-  };
-  const auto loader = loader_of(kMicroBatches);
-  const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
-  for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
-  const auto reaches = [&](std::int64_t every) {
-    return every > 0 && config.train.steps / every > options.first_step / every;
-  };
-  const std::int64_t compares = config.shard.check_replicas_every;
-  if (reaches(compares) || (compares > 0 && config.checkpoint.every > 0))
-    comm::check_replicas(sharded);
-  for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
-  if (options.prompt_tokens > 0 && options.evaluates) {
-    sharded.gather_all();
-    const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
-    if (rank == 0) generate(*model, context, prompt, config.train.sample_tokens, {}, {}, {});
-    sharded.end_evaluation();
-  }
-  const comm::Traffic before = traffic();
-  const double flops_before = context->planned_flops();
-  trainer.step(kSteps, 0, *loader, no_signal);
-
-  if (!beside && config.checkpoint.every > 0 &&
-      sharded.state_context()->target().type == DeviceType::CUDA)
-    stage(train::save_copy_bytes(saved()));
-
-  RankPlan plan;
-  const MemoryLedger& ledger = context->ledger();
-  plan.peak = ledger.total().peak;
-  if (sharded.state_context() != context)
-    plan.offloaded = sharded.state_context()->ledger().total().peak;
-  plan.at_peak = ledger.recorded_peak().by_category;
-  plan.most = category_peaks(ledger);
-  plan.reached_at =
-      fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
-  if (&context->host_ledger() != &ledger) plan.host_peak = context->host_ledger().total().peak;
-  plan.libraries = context->planned_libraries();
-  plan.traffic = traffic() - before;
-  plan.flops = (context->planned_flops() - flops_before) * static_cast<double>(micro_batches) /
-               static_cast<double>(std::min(kMicroBatches, micro_batches));
-  if (micro_batches > kMicroBatches) {
-    // Each further micro-batch sends as much as the last one here.
-    const comm::Traffic three = traffic();
-    trainer.step(kSteps + 1, 0, *loader_of(kMicroBatches - 1), no_signal);
-    plan.traffic =
-        plan.traffic + (plan.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
-  }
-  return plan;
-}
-
-MemoryByCategory category_peaks(const MemoryLedger& ledger) {
-  MemoryByCategory peaks{};
-  for (std::size_t c = 0; c < peaks.size(); ++c)
-    peaks[c] = ledger.usage(static_cast<MemoryCategory>(c)).peak;
-  return peaks;
-}
-
-std::string describe(const MemoryByCategory& bytes) {
-  std::string text;
-  for (std::size_t c = 0; c < bytes.size(); ++c) {
-    if (bytes[c] == 0) continue;
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : ", ",
-                    memory_category_name(static_cast<MemoryCategory>(c)), format_bytes(bytes[c]));
-  }
-  return text;
+  static_cast<train::MemoryPlan&>(result) = train::plan({.context = options.context,
+                                                         .backend = options.backend,
+                                                         .rank = rank,
+                                                         .world_size = world_size},
+                                                        program);
+  result.flops = flops;
+  return result;
 }
 
 std::string check_memory(const MemoryNeed& need, const std::function<MemoryAdvice()>& advice,
@@ -168,7 +146,7 @@ std::string check_memory(const MemoryNeed& need, const std::function<MemoryAdvic
       memory.available < memory.total
           ? fmt::format(" ({} of it free now)", format_bytes(memory.available))
           : std::string(),
-      describe(need.plan.at_peak));
+      train::describe(need.plan.at_peak));
   if (refuse && bytes > memory.total)
     throw OutOfMemory("{}", advice().after(text + ". Nothing was started; to start anyway, use "
                                                   "--train.memory_check warn"));

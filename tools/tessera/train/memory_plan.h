@@ -1,10 +1,7 @@
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <string_view>
 
@@ -14,11 +11,9 @@
 #include "models/arch.h"
 #include "tools/tessera/config/config.h"
 #include "tools/tessera/report/advice.h"
+#include "train/plan.h"
 
 namespace tessera::tools {
-
-/// Bytes by MemoryCategory.
-using MemoryByCategory = std::array<std::int64_t, kMemoryCategories>;
 
 /// Device, ranks and data that a plan assumes.
 struct PlanOptions {
@@ -31,24 +26,9 @@ struct PlanOptions {
 };
 
 /// A rank's use of memory, and what it sends per step.
-struct RankPlan {
-  std::int64_t peak = 0;       ///< most bytes in use at once
+struct RankPlan : train::MemoryPlan {  // flops: of a step
   std::int64_t offloaded = 0;  ///< most bytes in use at once in host memory, for shard.offload
-  MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
-  MemoryByCategory most{};     ///< peak of each category
-  std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
-  double flops = 0;            ///< of matrix products and attention in a step
   comm::Traffic traffic;       ///< bytes sent in a step, with the micro-batches of a whole batch
-  std::int64_t host_peak = 0;  ///< of a rank on a GPU: most bytes of host memory in use at once
-  /// Most scratch memory of each library at a time, beside `peak`; a library chooses it on the GPU.
-  std::map<std::string, std::int64_t> libraries;
-
-  /// Largest of `libraries`; 0 on the CPU.
-  std::int64_t library_bytes() const {
-    std::int64_t most = 0;
-    for (const auto& [name, bytes] : libraries) most = std::max(most, bytes);
-    return most;
-  }
 };
 
 /// Plans a rank by running training on the meta device: loading, a few steps, an evaluation, a
@@ -59,12 +39,6 @@ struct RankPlan {
 /// @throws what the run would throw for its arguments
 RankPlan plan_rank(const Config& config, const models::Arch& model, int rank, int world_size,
                    const PlanOptions& options);
-
-/// The most bytes of each category.
-MemoryByCategory category_peaks(const MemoryLedger& ledger);
-
-/// "parameters 137.5 KiB, gradients 137.5 KiB, ..."
-std::string describe(const MemoryByCategory& bytes);
 
 /// Planned use of a host's or GPU's memory, and its size.
 struct MemoryNeed {

@@ -426,7 +426,7 @@ int Rank::run(StopSignal& stop) {
   log_.write(fmt::format("memory: peak {} bytes, planned {} bytes", context_->ledger().total().peak,
                          plan_.peak));
   log_.write(fmt::format("memory by category: peak {}, planned {}",
-                         fmt::join(category_peaks(context_->ledger()), " "),
+                         fmt::join(train::category_peaks(context_->ledger()), " "),
                          fmt::join(plan_.most, " ")));
   if (context_->device().type == DeviceType::CUDA)
     log_.write(fmt::format("host memory: peak {} bytes, planned {} bytes",

@@ -109,7 +109,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
                       ? ""
                       : ", beside at most " + format_bytes(plan.library_bytes()) + " of libraries",
                   plan.reached_at));
-  rows.emplace_back("", describe(plan.at_peak));
+  rows.emplace_back("", train::describe(plan.at_peak));
   if (plan.offloaded > 0)
     rows.emplace_back("", fmt::format("offloaded: up to {} of host memory per rank",
                                       format_bytes(plan.offloaded)));
@@ -147,7 +147,7 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
   rows.emplace_back(
       "memory", fmt::format("peak {} on rank 0, planned {}",
                             format_bytes(context.ledger().total().peak), format_bytes(plan.peak)));
-  rows.emplace_back("", describe(category_peaks(context.ledger())));
+  rows.emplace_back("", train::describe(train::category_peaks(context.ledger())));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
     rows.emplace_back("stopped", fmt::format("by signal {} after step {}; {}", signal, state.step,
