@@ -11,14 +11,17 @@ namespace tessera {
 namespace {
 
 TensorImpl& state(const std::shared_ptr<TensorImpl>& impl) {
-  require<InternalError>(impl != nullptr, "an undefined tensor was used");
+  require(impl != nullptr,
+          "an undefined tensor was used: one that was default-constructed, or the gradient of a "
+          "tensor that no backward pass has reached");
   return *impl;
 }
 
 const std::shared_ptr<Storage>& bound_storage(const TensorImpl& impl) {
-  require<InternalError>(impl.storage != nullptr,
-                         "a parameter of shape {} was used before bind() gave it memory",
-                         impl.shape);
+  require(impl.storage != nullptr,
+          "a parameter of shape {} was used before it had memory: materialize() or shard its model "
+          "first",
+          impl.shape);
   return impl.storage;
 }
 
@@ -253,8 +256,11 @@ const std::shared_ptr<Context>& common_context(std::string_view operation,
     if (!tensor->defined()) continue;
     const std::shared_ptr<Context>& context = tensor->context();
     if (first == nullptr) first = &context;
-    require(context == *first, "{}: tensors of different contexts ({} and {})", operation,
-            (*first)->device().str(), context->device().str());
+    require(
+        context == *first,
+        "{}: tensors of different contexts ({} and {}); a rank makes all of its tensors with one "
+        "Context, and copies others through the host",
+        operation, (*first)->device().str(), context->device().str());
   }
   require(first != nullptr, "{}: needs a defined tensor, got none", operation);
   return *first;

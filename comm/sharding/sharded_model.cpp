@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/communicator.h"
 #include "core/base/trace.h"
 #include "kernels/elementwise.h"
 
@@ -317,6 +318,10 @@ void ShardedModel::begin_phase(Phase phase) {
 }
 
 void ShardedModel::begin_micro_batch(bool first, bool last) {
+  require(first || unfinished_,
+          "begin_micro_batch(first = false), but the step has no earlier micro-batch: begin the "
+          "first one of each step with first = true");
+  unfinished_ = false;
   finish_reductions();  // left by a pass that threw
   begin_phase(Phase::Training);
   last_ = last;
@@ -343,6 +348,7 @@ void ShardedModel::finish_reductions() {
 }
 
 void ShardedModel::end_micro_batch() {
+  require(phase_ == Phase::Training, "end_micro_batch() without begin_micro_batch()");
   for (const auto& unit : units_)
     require(unit->outstanding == 0,
             "unit '{}' ran forward, but backward did not reach it: its result is not a part of the "
@@ -357,6 +363,7 @@ void ShardedModel::end_micro_batch() {
   finish_reductions();
   for (const auto& unit : units_) unit->release();
   phase_ = Phase::None;
+  unfinished_ = !last_;
 }
 
 void ShardedModel::sum_totals(const Tensor& totals) {
@@ -382,6 +389,8 @@ void ShardedModel::sum_totals(const Tensor& totals) {
 
 void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options) {
   require(!whole_, "an optimizer step between gather_all() and end_evaluation()");
+  require(!unfinished_,
+          "an optimizer step before the step's last micro-batch: begin that one with last = true");
   create_optimizer_state(optimizer);
   for (const auto& [owner, callback] : before_update_) callback();
   const Range range(*context_, "optimizer");

@@ -81,6 +81,7 @@ class ShardedModel final : public nn::UnitRuntime {
   /// Sets an owner's callback, which step() calls before values change; empty: none.
   void before_update(const void* owner, std::function<void()> callback);
 
+  /// @throws InvalidArgument if it is not the first one, and the step has none yet
   void begin_micro_batch(bool first, bool last);
   /// @throws InvalidArgument naming a unit that ran forward but was not reached by backward
   void end_micro_batch();
@@ -141,8 +142,9 @@ class ShardedModel final : public nn::UnitRuntime {
   std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;
-  bool whole_ = false;  // between gather_all() and end_evaluation()
-  bool last_ = true;    // last micro-batch of the step
+  bool whole_ = false;       // between gather_all() and end_evaluation()
+  bool last_ = true;         // last micro-batch of the step
+  bool unfinished_ = false;  // the step awaits further micro-batches
 };
 
 }  // namespace tessera::comm

@@ -32,7 +32,7 @@ SavedTensor::SavedTensor(Tensor tensor)
       bindings_(tensor_.impl()->bindings) {}
 
 const Tensor& SavedTensor::get(std::string_view operation) const {
-  require<InternalError>(tensor_.defined(), "{}: nothing was saved for backward", operation);
+  require(tensor_.defined(), "{}: nothing was saved for backward", operation);
   const std::uint64_t now = tensor_.storage()->version();
   require(
       now == version_,
@@ -54,8 +54,10 @@ void record(std::string_view operation, Tensor& output, const std::vector<Tensor
   for (const Tensor& input : inputs) wanted = wanted || (input.defined() && input.requires_grad());
   if (!wanted) return;
   TensorImpl& result = *output.impl();
-  require<InternalError>(result.node == nullptr && !result.requires_grad,
-                         "{}: the output of a recorded operation must be a new tensor", operation);
+  require(result.node == nullptr && !result.requires_grad,
+          "{}: the output of a recorded operation must be a new tensor, and this one is recorded "
+          "already: compute it under NoGradGuard",
+          operation);
 
   auto node = std::make_shared<Node>();
   node->operation = operation;
@@ -89,9 +91,10 @@ bool needs_grad(std::initializer_list<const Tensor*> inputs) {
 
 const Tensor& leaf_buffer(TensorImpl& leaf) {
   if (!leaf.grad_buffer.defined()) {
-    require<InternalError>(leaf.storage != nullptr,
-                           "a gradient arrived for a parameter of shape {} without memory",
-                           leaf.shape);
+    require(leaf.storage != nullptr,
+            "a gradient arrived for a parameter of shape {} without memory: materialize() or shard "
+            "its model before the forward pass",
+            leaf.shape);
     leaf.grad_buffer =
         Tensor::empty(leaf.storage->context(), leaf.shape, kernels::accumulator_dtype(leaf.dtype),
                       MemoryCategory::Gradients, "leaf gradient");

@@ -55,10 +55,10 @@ class NodeGradients final : public InputGradients {
     Node::Input& edge = input(i);
     if (!is_wanted(edge)) return;
     const Shape& shape = edge.node ? edge.node->shape : edge.leaf->shape;
-    require<InternalError>(grad.shape() == shape && grad.is_contiguous(),
-                           "{}: gradient of input {} must be dense of shape {}, got {} with "
-                           "strides {}",
-                           node_.operation, i, shape, grad.shape(), grad.strides());
+    require(grad.shape() == shape && grad.is_contiguous(),
+            "{}: its backward must give input {} a dense gradient of the input's shape {}, got {} "
+            "with strides {}; sum over broadcast dims, or copy a strided view",
+            node_.operation, i, shape, grad.shape(), grad.strides());
     // The operation has already taken the destination for this input's gradient: stage this one.
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
@@ -80,9 +80,9 @@ class NodeGradients final : public InputGradients {
   static bool is_wanted(const Node::Input& edge) { return edge.node || edge.leaf; }
 
   Node::Input& input(int i) {
-    require<InternalError>(i >= 0 && i < static_cast<int>(node_.inputs.size()),
-                           "{}: gradient of input {} requested, it has {} inputs", node_.operation,
-                           i, node_.inputs.size());
+    require(i >= 0 && i < static_cast<int>(node_.inputs.size()),
+            "{}: its backward requests the gradient of input {}, but record() was given {} inputs",
+            node_.operation, i, node_.inputs.size());
     return node_.inputs[static_cast<std::size_t>(i)];
   }
 
@@ -105,9 +105,9 @@ class NodeGradients final : public InputGradients {
   }
 
   void stage(Node::Input& edge, Tensor grad) {
-    require<InternalError>(!edge.staged.defined(),
-                           "{}: its backward gave the gradient of one input twice",
-                           node_.operation);
+    require(!edge.staged.defined(),
+            "{}: its backward gave the gradient of one input twice; add the two up first",
+            node_.operation);
     edge.staged = std::move(grad);
   }
 

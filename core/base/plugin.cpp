@@ -16,21 +16,47 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Directories of the dynamic linker's search, such as the rpath of an installed package.
+std::vector<fs::path> linker_directories() {
+  Dl_info self{};
+  void* object = ::dladdr(reinterpret_cast<void*>(&linker_directories), &self) == 0
+                     ? nullptr
+                     : ::dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  if (object == nullptr) object = ::dlopen(nullptr, RTLD_LAZY);  // the program itself
+  std::vector<fs::path> directories;
+  Dl_serinfo size{};
+  if (object != nullptr && ::dlinfo(object, RTLD_DI_SERINFOSIZE, &size) == 0) {
+    std::vector<std::max_align_t> buffer(size.dls_size / sizeof(std::max_align_t) + 1);
+    auto* const info = reinterpret_cast<Dl_serinfo*>(buffer.data());
+    *info = size;
+    if (::dlinfo(object, RTLD_DI_SERINFO, info) == 0) {
+      const Dl_serpath* const paths = info->dls_serpath;
+      for (unsigned i = 0; i < info->dls_cnt; ++i) directories.emplace_back(paths[i].dls_name);
+    }
+  }
+  if (object != nullptr) ::dlclose(object);
+  return directories;
+}
+
 /// Candidate paths, best first.
 std::vector<fs::path> places(std::string_view file, const char* variable) {
   const char* named = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
   if (named != nullptr && *named != '\0') return {named};
   std::error_code ignored;
   const fs::path program = fs::read_symlink("/proc/self/exe", ignored).parent_path();
-  return {program / file, program.parent_path() / "lib" / "tessera" / file};
+  std::vector<fs::path> all{program / file, program.parent_path() / "lib" / "tessera" / file};
+  for (const fs::path& directory : linker_directories()) all.push_back(directory / file);
+  return all;
 }
 
 std::string find_file(std::string_view what, std::string_view file, const char* variable) {
   std::string found = Plugin::locate(file, variable);
-  const std::vector<fs::path> all = places(file, variable);
-  require<Unsupported>(!found.empty(),
-                       "no {}: neither {} nor {} exists; build tessera where its libraries are",
-                       what, all.front().string(), all.back().string());
+  require<Unsupported>(
+      !found.empty(),
+      "no {}: {} is neither next to the program, nor in ../lib/tessera, nor in the dynamic "
+      "linker's directories; build tessera where its libraries are, or set {} or the plugin "
+      "option (ContextOptions::plugin) to its path",
+      what, file, variable);
   return found;
 }
 

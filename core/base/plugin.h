@@ -11,7 +11,8 @@ namespace tessera {
 class Plugin {
  public:
   /// @param what      for messages: "CUDA backend"
-  /// @param file      "libtessera_cuda.so", searched next to the program and in ../lib/tessera
+  /// @param file      "libtessera_cuda.so", searched next to the program, in ../lib/tessera, and
+  ///   where the dynamic linker searches: programs that link an installed tessera find its plugins
   /// @param variable  environment variable that overrides the file's path
   /// @param path      if not empty, overrides both
   /// @throws Unsupported naming the missing file or dependency

@@ -13,7 +13,7 @@ Module::Module(Module& parent, std::string_view name)
           parent.path());
   const bool is_new = std::none_of(parent.children_.begin(), parent.children_.end(),
                                    [&](const Module* other) { return other->name_ == name; });
-  require(is_new, "module '{}' has two members named '{}'", parent.path(), name);
+  require(is_new, "module '{}' has two members named '{}'; rename one", parent.path(), name);
   parent.children_.push_back(this);
 }
 
@@ -44,7 +44,7 @@ bool Module::is_recomputed() const {
 
 void Module::add(Parameter& parameter) {
   for (const Parameter* other : root_->parameters_)
-    require(other->name != parameter.name, "the model has two parameters named '{}'",
+    require(other->name != parameter.name, "the model has two parameters named '{}'; rename one",
             parameter.name);
   own_parameters_.push_back(&parameter);
   for (Module* m = this; m != nullptr; m = m->parent_) m->parameters_.push_back(&parameter);

@@ -10,8 +10,9 @@ void check_computes(std::string_view operation, std::string_view argument, const
 
 void check_dtype(std::string_view operation, std::string_view argument, const Tensor& tensor,
                  DType expected) {
-  require(tensor.dtype() == expected, "{}: {} must have dtype {}, got {}", operation, argument,
-          expected, tensor.dtype());
+  const bool converts = is_floating(expected) && is_floating(tensor.dtype());
+  require(tensor.dtype() == expected, "{}: {} must have dtype {}, got {}{}", operation, argument,
+          expected, tensor.dtype(), converts ? "; convert it with ops::cast" : "");
 }
 
 void check_shape(std::string_view operation, std::string_view argument, const Tensor& tensor,

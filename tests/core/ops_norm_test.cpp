@@ -110,8 +110,10 @@ TEST_CASE("rms_norm: refuses invalid arguments") {
                        "add_rms_norm: residual must have shape [2, 3], got [3]", InvalidArgument);
   CHECK_THROWS_WITH_AS(ops::add_layer_norm(x, {}, w, w, 1e-5),
                        "add_layer_norm: residual is undefined", InvalidArgument);
-  CHECK_THROWS_WITH_AS(ops::add_layer_norm(x, convert(x, DType::BF16), w, w, 1e-5),
-                       "add_layer_norm: residual must have dtype f32, got bf16", InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      ops::add_layer_norm(x, convert(x, DType::BF16), w, w, 1e-5),
+      "add_layer_norm: residual must have dtype f32, got bf16; convert it with ops::cast",
+      InvalidArgument);
 }
 
 // Inputs: x, residual, weight, bias.

@@ -18,6 +18,7 @@
 #include "core/ops/linear.h"
 #include "core/ops/view.h"
 #include "core/optim/adamw.h"
+#include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -459,6 +460,28 @@ TEST_CASE("a unit whose result is not a part of the loss is named") {
   CHECK_THROWS_WITH_AS(nn::unit(chain.h[0], x),
                        doctest::Contains("after its gradients of this micro-batch were reduced"),
                        InvalidArgument);
+  micro_step(chain, sharded, context, true, true, 0.5);  // usable again
+}
+
+TEST_CASE("micro-batches in the wrong order are refused") {
+  const auto context = Context::create();
+  auto single = comm::make_single_communicator();
+  Chain chain(4, 2);
+  const comm::Mesh mesh(*single);
+  ShardedModel sharded(chain, mesh, {}, context);
+  sharded.load(fill);
+  const auto step = [&] {
+    sharded.step(optim::AdamW(),
+                 {.lr = 0.1, .factor = Tensor::full(context, {1}, DType::F32, 1.0)});
+  };
+  const char* const no_first = "begin the first one of each step with first = true";
+  CHECK_THROWS_HOLDING(InvalidArgument, no_first, sharded.begin_micro_batch(false, true));
+  CHECK_THROWS_HOLDING(InvalidArgument, "without begin_micro_batch()", sharded.end_micro_batch());
+  micro_step(chain, sharded, context, true, false, 0.5);
+  CHECK_THROWS_HOLDING(InvalidArgument, "begin that one with last = true", step());
+  micro_step(chain, sharded, context, false, true, 0.5);
+  step();
+  CHECK_THROWS_HOLDING(InvalidArgument, no_first, sharded.begin_micro_batch(false, true));
   micro_step(chain, sharded, context, true, true, 0.5);  // usable again
 }
 
