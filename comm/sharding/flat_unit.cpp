@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/communicator.h"
 #include "kernels/elementwise.h"
 
 namespace tessera::comm {
@@ -99,6 +100,8 @@ FlatUnit::~FlatUnit() {
   abandon(shard_, reducing_);
   abandon(replicate_, replicating_);
 }
+
+bool FlatUnit::splits() const { return shard_.world_size() > 1; }
 
 std::int64_t FlatUnit::segment_begin() const {
   return splits() ? layout_.segment_size() * shard_.rank() : 0;

@@ -13,6 +13,9 @@
 
 namespace tessera::comm {
 
+class Work;
+struct CollectiveOptions;
+
 /// One unit's parameters as a flat buffer, distributed over a mesh.
 ///
 /// Holds this rank's segment of master values and of their float32 gradient (all of
@@ -91,7 +94,7 @@ class FlatUnit final : private StorageSupplier {
   void master_changed(bool copied = false);
 
  private:
-  bool splits() const { return shard_.world_size() > 1; }
+  bool splits() const;
   void supply(Storage& storage) override;
   void upload_master() const;
   void zero_gaps();
@@ -124,7 +127,7 @@ class FlatUnit final : private StorageSupplier {
   bool last_ = true;
 
   State state_ = State::Sharded;
-  WorkPtr gathering_, reducing_, replicating_;
+  std::shared_ptr<Work> gathering_, reducing_, replicating_;
 };
 
 }  // namespace tessera::comm

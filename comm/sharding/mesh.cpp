@@ -2,9 +2,14 @@
 
 #include <vector>
 
+#include "comm/communicator.h"
 #include "comm/single.h"
 
 namespace tessera::comm {
+
+Mesh::Mesh(Communicator& world) : Mesh(world, world.world_size()) {}
+
+Mesh::~Mesh() = default;
 
 Mesh::Mesh(Communicator& world, int shard_size)
     : world_(&world), shard_(&world), replicate_(&world) {

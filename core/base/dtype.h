@@ -85,6 +85,9 @@ constexpr DType dtype_of() {
     static_assert(sizeof(U) == 0, "no DType for this type");
 }
 
+/// @throws Unsupported naming `what` and the dtype
+[[noreturn]] void throw_not_computing(DType dtype, std::string_view what);
+
 /// Calls f(std::type_identity<T>{}) with T the computing type of dtype: double, float or BFloat16.
 /// @throws Unsupported naming `what` for any other dtype
 template <typename F>
@@ -97,8 +100,7 @@ decltype(auto) visit_floating(DType dtype, std::string_view what, F&& f) {
     case DType::BF16:
       return f(std::type_identity<BFloat16>{});
     default:
-      throw Unsupported("{} is not available for dtype {}; use f32, bf16 or f64", what,
-                        dtype_name(dtype));
+      throw_not_computing(dtype, what);
   }
 }
 

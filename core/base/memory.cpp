@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "core/base/caching_allocator.h"
 #include "core/base/error.h"
@@ -68,9 +70,17 @@ std::string_view memory_category_name(MemoryCategory category) {
   return kNames.at(static_cast<std::size_t>(category));
 }
 
+struct MemoryLedger::Entries {
+  std::mutex mutex;
+  std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<Entry>> by_owner;
+};
+
+MemoryLedger::MemoryLedger() : entries_(std::make_unique<Entries>()) {}
+MemoryLedger::~MemoryLedger() = default;
+
 MemoryLedger::Entry& MemoryLedger::entry(MemoryCategory category, std::string_view owner) {
-  const std::lock_guard lock(mutex_);
-  auto& slot = entries_[{category, std::string(owner)}];
+  const std::lock_guard lock(entries_->mutex);
+  auto& slot = entries_->by_owner[{category, std::string(owner)}];
   if (!slot) slot = std::make_unique<Entry>(category, std::string(owner));
   return *slot;
 }
@@ -100,9 +110,9 @@ MemoryUsage MemoryLedger::usage(MemoryCategory category) const {
 }
 
 std::vector<MemoryLedger::Line> MemoryLedger::lines() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(entries_->mutex);
   std::vector<Line> result;
-  for (const auto& [key, entry] : entries_) {
+  for (const auto& [key, entry] : entries_->by_owner) {
     if (entry->peak == 0) continue;
     result.push_back({entry->category, entry->owner, {entry->current, entry->peak}});
   }
@@ -130,8 +140,8 @@ std::string with_ledger(const std::string& message, const MemoryLedger& ledger) 
 }
 
 void MemoryLedger::reset_peaks() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [key, entry] : entries_) entry->peak = entry->current.load();
+  const std::lock_guard lock(entries_->mutex);
+  for (const auto& [key, entry] : entries_->by_owner) entry->peak = entry->current.load();
   for (std::size_t c = 0; c < by_category_.size(); ++c)
     by_category_peak_[c] = by_category_[c].load();
   total_peak_ = total_.load();

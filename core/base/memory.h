@@ -4,9 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,6 +56,11 @@ class MemoryLedger {
     MemoryUsage usage;
   };
 
+  MemoryLedger();
+  ~MemoryLedger();
+  MemoryLedger(const MemoryLedger&) = delete;
+  MemoryLedger& operator=(const MemoryLedger&) = delete;
+
   /// The entry of (category, owner), created on first use.
   Entry& entry(MemoryCategory category, std::string_view owner);
   /// Adds `bytes`, negative on release, to an entry of this ledger.
@@ -81,8 +84,8 @@ class MemoryLedger {
   const std::string& phase() const { return phase_; }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<Entry>, std::less<>> entries_;
+  struct Entries;
+  std::unique_ptr<Entries> entries_;
   std::atomic<std::int64_t> total_{0}, total_peak_{0};
   std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
   std::optional<MemoryPeak> recorded_;

@@ -98,12 +98,18 @@ Attention::Attention(Module& parent, std::string_view name, const AttentionOptio
           {options_.heads * options_.head_dim, o.width, o.bias, o.layout, o.out_init}) {
   const auto make = [&](Norm& norm, std::string_view norm_name) {
     if (o.qk_norm == HeadNorm::Rms)
-      norm.emplace<RmsNorm>(*this, norm_name, options_.head_dim, o.qk_norm_eps);
+      norm.rms.emplace(*this, norm_name, options_.head_dim, o.qk_norm_eps);
     else if (o.qk_norm == HeadNorm::Layer)
-      norm.emplace<LayerNorm>(*this, norm_name, options_.head_dim, o.qk_norm_eps);
+      norm.layer.emplace(*this, norm_name, options_.head_dim, o.qk_norm_eps);
   };
   make(q_norm_, "q_norm");
   make(k_norm_, "k_norm");
+}
+
+KvCache::Layer& KvCache::layer(const Module& attention) {
+  for (auto& [module, layer] : layers_)
+    if (module == &attention) return layer;
+  return layers_.emplace_back(&attention, Layer{}).second;
 }
 
 Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
@@ -133,8 +139,8 @@ Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
   for (Tensor& part : parts)
     part = ops::reshape(part, {x.dim(0), x.dim(1), part.dim(2) / o.head_dim, o.head_dim});
   const auto prepare = [&](Tensor& heads, const Norm& norm) {
-    if (const auto* rms = std::get_if<RmsNorm>(&norm)) heads = (*rms)(heads);
-    if (const auto* layer_norm = std::get_if<LayerNorm>(&norm)) heads = (*layer_norm)(heads);
+    if (norm.rms) heads = (*norm.rms)(heads);
+    if (norm.layer) heads = (*norm.layer)(heads);
     if (o.rotary_base > 0) heads = ops::rotary(heads, o.rotary_base, past);
   };
   prepare(parts[0], q_norm_);

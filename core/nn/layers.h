@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string_view>
-#include <variant>
+#include <utility>
+#include <vector>
 
 #include "core/nn/module.h"
 #include "core/ops/linear.h"
@@ -94,7 +94,8 @@ class KvCache {
   };
   explicit KvCache(std::int64_t capacity) : capacity_(capacity) {}
   /// The layer of an attention module, undefined tensors at first.
-  Layer& layer(const Module& attention) { return layers_[&attention]; }
+  /// The next call may move it.
+  Layer& layer(const Module& attention);
   /// Most tokens per row.
   std::int64_t capacity() const { return capacity_; }
 
@@ -102,7 +103,7 @@ class KvCache {
 
  private:
   std::int64_t capacity_;
-  std::map<const Module*, Layer> layers_;
+  std::vector<std::pair<const Module*, Layer>> layers_;
 };
 
 /// Names of a layer's linear maps, which differ between model families.
@@ -146,7 +147,10 @@ class Attention : public Module {
   Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
 
  private:
-  using Norm = std::variant<std::monostate, RmsNorm, LayerNorm>;
+  struct Norm {
+    std::optional<RmsNorm> rms;
+    std::optional<LayerNorm> layer;
+  };
   AttentionOptions options_;  // all sizes set
 
  public:

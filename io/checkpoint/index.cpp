@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "io/base/crc.h"
 #include "io/base/json.h"
+#include "io/checkpoint/merge_index.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/header.h"
 

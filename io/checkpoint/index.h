@@ -11,7 +11,6 @@
 #include "core/base/dtype.h"
 #include "core/base/error.h"
 #include "core/base/shape.h"
-#include "io/base/json.h"
 #include "io/pump/chunk.h"
 
 namespace tessera::io {
@@ -121,8 +120,6 @@ std::string format_index(const CheckpointIndex& index);
 /// @param where  named in errors
 /// @throws CorruptCheckpoint on a gap, an overlap, or a chunk outside its box or the tensor
 void check_coverage(TensorRecord& tensor, const std::string& where);
-
-Json tensors_to_json(const TensorMap& tensors);
 
 /// Appends chunks for elements [begin, end), which are stored in a file from byte `offset`.
 /// @param chunk_elements  elements of each chunk but the last

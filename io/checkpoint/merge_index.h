@@ -9,6 +9,9 @@
 
 namespace tessera::io {
 
+/// Tensors of a section, as in the index and in a part of it.
+Json tensors_to_json(const TensorMap& tensors);
+
 /// Merges the parts of an index that ranks write (see write_shard), one part in memory at a time.
 struct IndexMerger {
   Json files = Json::object(), sections = Json::object();  ///< fields of the index

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "io/base/crc.h"
+#include "io/checkpoint/merge_index.h"
 
 namespace tessera::io {
 namespace {

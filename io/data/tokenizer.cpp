@@ -36,7 +36,7 @@ class ByteTokenizer final : public Tokenizer {
     }
     return text;
   }
-  nlohmann::json to_json() const override { return {{"type", "bytes"}}; }
+  std::string to_json() const override { return R"({"type":"bytes"})"; }
 };
 
 class CharTokenizer final : public Tokenizer {
@@ -68,10 +68,10 @@ class CharTokenizer final : public Tokenizer {
     }
     return text;
   }
-  nlohmann::json to_json() const override {
+  std::string to_json() const override {
     std::string text;
     for (const char32_t point : vocabulary_) append_utf8(point, text);
-    return {{"type", "chars"}, {"vocabulary", text}};
+    return Json{{"type", "chars"}, {"vocabulary", text}}.dump();
   }
 
  private:
@@ -98,7 +98,8 @@ TokenizerPtr make_char_tokenizer(std::u32string vocabulary) {
   return std::make_shared<CharTokenizer>(std::move(vocabulary));
 }
 
-TokenizerPtr tokenizer_from_json(const nlohmann::json& json) {
+TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
   require(json.is_object(), "a tokenizer must be a JSON object, found {}", json.type_name());
   if (json.contains("model") || json.contains("added_tokens")) {
     throw Unsupported(
@@ -127,7 +128,7 @@ TokenizerPtr load_tokenizer(const std::string& path) {
   constexpr std::int64_t kLimit = 64 << 20;
   const std::string text = read_file(path, kLimit);
   try {
-    return tokenizer_from_json(parse_json(text, path));
+    return tokenizer_from_json(text, path);
   } catch (const CorruptCheckpoint& error) {
     throw InvalidArgument("expected a tokenizer file: {}", error.what());
   } catch (const InvalidArgument& error) {

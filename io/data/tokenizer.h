@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +23,7 @@ class Tokenizer {
   /// @throws InvalidArgument on an id outside the vocabulary
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
   /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}. Inverse of tokenizer_from_json().
-  virtual nlohmann::json to_json() const = 0;
+  virtual std::string to_json() const = 0;
 };
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
@@ -35,8 +34,10 @@ TokenizerPtr make_byte_tokenizer();
 /// @throws InvalidArgument if it is empty, unsorted, or over 65536 characters
 TokenizerPtr make_char_tokenizer(std::u32string vocabulary);
 
-/// @throws InvalidArgument on a malformed description, Unsupported on an unknown type
-TokenizerPtr tokenizer_from_json(const nlohmann::json& json);
+/// @param source  of the JSON text, named in errors about its syntax
+/// @throws CorruptCheckpoint on malformed JSON, InvalidArgument on a malformed description,
+///   Unsupported on an unknown type
+TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& source = "tokenizer");
 /// Reads a tokenizer file: the JSON of to_json().
 /// @throws IoError, CorruptCheckpoint (over 64 MiB), InvalidArgument, Unsupported (e.g. for a
 ///   Hugging Face tokenizer.json)

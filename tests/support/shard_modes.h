@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "comm/communicator.h"
 #include "comm/sharding/mesh.h"
 #include "comm/sharding/shard_spec.h"
 

@@ -50,7 +50,7 @@ TEST_CASE("a char vocabulary must be sorted, unique, and not too large") {
 TEST_CASE("descriptions round-trip through JSON and files") {
   const test::TempDir dir;
   for (const auto& tokenizer : {make_byte_tokenizer(), make_char_tokenizer(U"\n \"\\\u00e9")}) {
-    const auto path = dir.write("t.json", tokenizer->to_json().dump());
+    const auto path = dir.write("t.json", tokenizer->to_json());
     const auto loaded = load_tokenizer(path);
     CHECK(loaded->kind() == tokenizer->kind());
     CHECK(loaded->vocab_size() == tokenizer->vocab_size());

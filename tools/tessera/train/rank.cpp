@@ -93,7 +93,7 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
     val_loader_ = std::make_unique<train::Loader>(*setup_.val, communicator_, context_,
                                                   loader_options(config_));
   model_->set_recompute(nn::parse_recompute(config_.train.recompute));
-  if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json().dump();
+  if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
 }
 

@@ -55,8 +55,7 @@ std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored,
 constexpr const char* kTokenizerFile = "tokenizer_tessera.json";
 
 io::TokenizerPtr tokenizer_of(const train::TrainerState& state) {
-  const auto json = nlohmann::json::parse(state.tokenizer);
-  return json.is_null() ? nullptr : io::tokenizer_from_json(json);
+  return state.tokenizer == "null" ? nullptr : io::tokenizer_from_json(state.tokenizer);
 }
 
 // Notes on changed keys that affect the training of a resumed run.
