@@ -172,6 +172,8 @@ void Checkpoints::save(std::int64_t step) {
   if (saver.agree(step)) saver.finish(state);
 }
 
-void Checkpoints::finish(std::int64_t step) { state_->saver->finish({.step = step}); }
+void Checkpoints::finish(std::int64_t step) {
+  if (state_->saver) state_->saver->finish({.step = step});
+}
 
 }  // namespace tessera::train

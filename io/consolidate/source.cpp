@@ -180,7 +180,7 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
-  const HfFamily* const family = find_hf_family(config);
+  const HfFamily* const family = hf_family_of(config);
   if (family) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!family) {

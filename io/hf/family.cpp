@@ -25,7 +25,7 @@ const HfFamily* find_hf_family(std::string_view name) {
   return found == std::end(kFamilies) ? nullptr : found;
 }
 
-const HfFamily* find_hf_family(const Json& config) {
+const HfFamily* hf_family_of(const Json& config) {
   if (!config.is_object()) return nullptr;
   const auto type = config.find("model_type");
   if (type == config.end() || !type->is_string()) return nullptr;

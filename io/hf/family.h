@@ -29,6 +29,6 @@ struct HfFamily {
 /// Null for a family that tessera does not know.
 const HfFamily* find_hf_family(std::string_view name);
 /// By the "model_type" of a config.json.
-const HfFamily* find_hf_family(const Json& config);
+const HfFamily* hf_family_of(const Json& config);
 
 }  // namespace tessera::io
