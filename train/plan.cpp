@@ -32,6 +32,7 @@ MemoryPlan plan(const PlanOptions& options, const std::function<void(Rank&)>& pr
   result.peak = ledger.total().peak;
   result.at_peak = ledger.recorded_peak().by_category;
   result.most = category_peaks(ledger);
+  result.workspace = workspace_peaks(ledger);
   result.reached_at =
       fmt::format("{}, {}", ledger.recorded_peak().phase, ledger.recorded_peak().owner);
   if (const MemoryLedger& host = rank.context->host_ledger(); &host != &ledger)
@@ -39,6 +40,14 @@ MemoryPlan plan(const PlanOptions& options, const std::function<void(Rank&)>& pr
   result.flops = rank.context->planned_flops();
   result.libraries = rank.context->planned_libraries();
   return result;
+}
+
+std::string workspace_peaks(const MemoryLedger& ledger) {
+  std::string text;
+  for (const MemoryLedger::Line& line : ledger.lines())
+    if (line.category == MemoryCategory::Workspace)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", line.owner, line.usage.peak);
+  return text;
 }
 
 MemoryByCategory category_peaks(const MemoryLedger& ledger) {

@@ -26,6 +26,7 @@ struct MemoryPlan {
   std::int64_t peak = 0;       ///< most bytes in use at once
   MemoryByCategory at_peak{};  ///< in use then; adds up to `peak`
   MemoryByCategory most{};     ///< peak of each category
+  std::string workspace;       ///< peaks of operations; see workspace_peaks()
   std::string reached_at;      ///< "backward h.3, linear": part of the step, and the operation
   std::int64_t host_peak = 0;  ///< of a rank on a GPU: most bytes of host memory in use at once
   double flops = 0;            ///< of matrix products and attention
@@ -45,6 +46,8 @@ struct MemoryPlan {
 ///                                  .world_size = 4096}, [](train::Rank& rank) { train(rank, 2); });
 MemoryPlan plan(const PlanOptions& options, const std::function<void(Rank&)>& program);
 
+/// Peaks of scratch memory by operation: "attention_backward 2048, matmul 512".
+std::string workspace_peaks(const MemoryLedger& ledger);
 /// The most bytes of each category.
 MemoryByCategory category_peaks(const MemoryLedger& ledger);
 /// "parameters 137.5 KiB, gradients 137.5 KiB, ..."

@@ -428,6 +428,8 @@ int Rank::run(StopSignal& stop) {
   log_.write(fmt::format("memory by category: peak {}, planned {}",
                          fmt::join(train::category_peaks(context_->ledger()), " "),
                          fmt::join(plan_.most, " ")));
+  log_.write(fmt::format("memory of operations: peak {}; planned {}",
+                         train::workspace_peaks(context_->ledger()), plan_.workspace));
   if (context_->device().type == DeviceType::CUDA)
     log_.write(fmt::format("host memory: peak {} bytes, planned {} bytes",
                            context_->host_ledger().total().peak, plan_.host_peak));
