@@ -88,7 +88,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
           train::LoaderOptions{per_pass * std::min(count, micro_batches),
                                config.train.micro_batch});
     };
-    const auto loader = loader_of(kMicroBatches);
+    auto loader = loader_of(kMicroBatches);
     const auto val_loader = options.evaluates ? loader_of(1) : nullptr;
     for (std::int64_t step = 0; step < kSteps; ++step) trainer.step(step, 0, *loader, no_signal);
     const auto reaches = [&](std::int64_t every) {
@@ -120,7 +120,9 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     if (micro_batches > kMicroBatches) {
       // Each further micro-batch sends as much as the last one here.
       const comm::Traffic three = traffic();
-      trainer.step(kSteps + 1, 0, *loader_of(kMicroBatches - 1), no_signal);
+      loader.reset();  // so that there is one at a time, as in a run
+      loader = loader_of(kMicroBatches - 1);
+      trainer.step(kSteps + 1, 0, *loader, no_signal);
       result.traffic =
           result.traffic + (result.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
     }
