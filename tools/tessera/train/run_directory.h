@@ -10,7 +10,7 @@ namespace tessera::tools {
 /// Creates and locks the directory of a run (rank 0). The lock ends with the process.
 ///
 ///   config.json    resolved configuration
-///   metrics.jsonl  see report/metrics.h
+///   metrics.jsonl  see train/metrics.h
 ///   saves.jsonl    a line per committed save, see Rank::report_saves()
 ///   checkpoints/   see io/FORMAT.md
 ///   logs/          one file per rank
