@@ -1,6 +1,7 @@
 #include "kernels/scratch.h"
 
 #include "kernels/attention.h"
+#include "kernels/bit_hash.h"
 #include "kernels/cuda/launch/column_sums.h"
 #include "kernels/cuda/launch/embedding.h"
 #include "kernels/cuda/launch/norm.h"
@@ -72,6 +73,10 @@ std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args) {
              static_cast<std::size_t>(sums * width * bytes);
   }
   return column_sums_bytes(rows, width, sums_pack, sums, dtype);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const BitHash& args) {
+  return SumShape::scratch_bytes(static_cast<std::int64_t>(args.x.bytes()) / 8);
 }
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const SumOfSquares& args) {

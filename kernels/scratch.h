@@ -13,6 +13,7 @@ class Context;
 
 namespace tessera::kernels {
 struct AttentionBackward;
+struct BitHash;
 struct EmbeddingBackward;
 struct Matmul;
 struct NormBackward;
@@ -30,6 +31,7 @@ std::size_t scratch_bytes(const DeviceLimits&, const Args&) {
   return 0;
 }
 std::size_t scratch_bytes(const DeviceLimits& gpu, const AttentionBackward& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const BitHash& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const EmbeddingBackward& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const Matmul& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args);

@@ -1,10 +1,12 @@
 // Hash of a tensor's bits. Blocks sum parts of fixed length, one block adds the sums. Memory-bound:
 // reads each word once.
 
+#include "core/base/context.h"
 #include "kernels/bit_hash.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch/sums.h"
+#include "kernels/scratch.h"
 #include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {
@@ -48,7 +50,7 @@ void bit_hash(Context& context, const BitHash& args) {
   const auto bytes = static_cast<std::int64_t>(args.x.bytes());
   const std::int64_t words = bytes / 8;
   const unsigned parts = SumShape::parts(words);
-  const Workspace workspace(context, parts * sizeof(Word), "bit_hash");
+  const Workspace workspace(context, scratch_bytes(context.limits(), args), "bit_hash");
   auto* partials = static_cast<Word*>(workspace.data());
   if (parts > 0)
     launch(context, "bit_hash", bit_hash_parts_kernel,
