@@ -335,8 +335,8 @@ TEST_CASE("the loader reads the next micro-batch ahead, into the next step") {
     CHECK(loader.micro_batch(80, 0).tokens.to_vector<std::int32_t>()[0] == 80 + 4 * rank.rank());
     const std::lock_guard lock(samples.mutex);
     for (const auto& [first, thread] : samples.reader) {
-      const bool is_first = first == 4 * rank.rank() || first >= 80;
-      if (first < 84 || is_first) CHECK((thread == std::this_thread::get_id()) == is_first);
+      const bool is_first = first == 4 * rank.rank() || first == 80 + 4 * rank.rank();
+      CHECK((thread == std::this_thread::get_id()) == is_first);
     }
   });
 }
