@@ -55,7 +55,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Allocator& allocator() { return backend_ ? backend_->allocator() : *allocator_; }
   /// @throws InternalError unless this is a CUDA context
   DeviceBackend& backend();
-  /// Of the GPU, or of the one that a meta context plans for.
+  /// Limits of the GPU; on a meta context, of the planned GPU.
   DeviceLimits limits() const { return backend_ ? backend_->limits() : options_.planned_limits; }
 
   /// Records kernels and ranges; null: off.

@@ -7,7 +7,7 @@
 
 namespace tessera::nn {
 
-/// Which parameters are gathered together. At most one field is set; neither: by block.
+/// Grouping of parameters into units. Set at most one field; default: one unit per block.
 struct UnitPolicy {
   /// Units by block, merged with the next ones until they have at least this many parameters; the
   /// last may have fewer.

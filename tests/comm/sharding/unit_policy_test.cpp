@@ -46,7 +46,7 @@ struct Block : nn::Module {
   }
 };
 
-// Its head is tied to the embedding.
+// A small decoder with a tied head.
 struct Net : nn::Module {
   nn::Embedding embed{*this, "embed", kTokens, kWidth};
   nn::List<Block> h;
