@@ -2,6 +2,8 @@
 
 namespace tessera {
 
+NestedValues::NestedValues(double value) : values_{value} {}
+
 NestedValues::NestedValues(std::initializer_list<NestedValues> parts) {
   shape_.push_back(static_cast<std::int64_t>(parts.size()));
   if (parts.size() == 0) return;

@@ -10,7 +10,7 @@ namespace tessera {
 /// Numbers in nested braces, as in {{1, 2}, {3, 4}}: an argument of Tensor::from.
 class NestedValues {
  public:
-  NestedValues(double value) : values_{value} {}  // NOLINT(google-explicit-constructor)
+  NestedValues(double value);  // NOLINT(google-explicit-constructor)
   /// @throws InvalidArgument unless all parts have the same shape
   NestedValues(std::initializer_list<NestedValues> parts);
 

@@ -12,6 +12,8 @@ void ShardSpec::validate() const {
   require(is_narrow(gradient) && is_narrow(reduction),
           "gradients are f32 or bf16, and so is their reduction; got {} and {}", gradient,
           reduction);
+  require(!output || is_narrow(*output), "results of units are f32 or bf16, got {}",
+          output.value_or(compute));
   require(!offload || master == DType::F32,
           "offloaded master weights are f32, got {}; turn offload or bf16 masters off", master);
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "core/base/dtype.h"
@@ -28,6 +29,10 @@ struct ShardSpec {
   DType master = DType::F32;
   DType gradient = DType::F32;   ///< gradients during backward: f32 or bf16
   DType reduction = DType::F32;  ///< what the shard group sends to sum up gradients: f32 or bf16
+
+  /// Results of units, for example f32 to add up in f32 what blocks add in bf16; the inputs of units
+  /// are then converted to the compute dtype. None: as they are computed.
+  std::optional<DType> output = {};
 
   /// On a GPU: master weights (f32) and optimizer state lie in host memory and are updated there; the
   /// device holds the segment in the compute dtype. No effect on the CPU.

@@ -146,6 +146,10 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
   state_names_ = std::move(names);
 }
 
+void ShardedModel::observe_gradients(std::function<void(const FlatUnit&)> observer) {
+  observer_ = std::move(observer);
+}
+
 void ShardedModel::before_update(const void* owner, std::function<void()> callback) {
   if (callback)
     before_update_[owner] = std::move(callback);
@@ -259,6 +263,11 @@ void ShardedModel::leave(const Units& units, bool after_forward) {
     else
       unit->release();
   }
+}
+
+nn::UnitPrecision ShardedModel::precision() const {
+  if (!spec_.output) return {};
+  return {.input = spec_.compute, .output = spec_.output};
 }
 
 std::shared_ptr<autograd::Scope> ShardedModel::before_forward(

@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -74,10 +73,7 @@ class ShardedModel final : public nn::UnitRuntime {
 
   /// Sets a callback that gets each unit's local gradients before they are reduced; empty: none.
   /// Its exceptions end backward.
-  void observe_gradients(std::function<void(const FlatUnit&)> observer) {
-    observer_ = std::move(observer);
-  }
-
+  void observe_gradients(std::function<void(const FlatUnit&)> observer);
   /// Sets an owner's callback, which step() calls before values change; empty: none.
   void before_update(const void* owner, std::function<void()> callback);
 
@@ -98,6 +94,7 @@ class ShardedModel final : public nn::UnitRuntime {
   void gather_all();
   void end_evaluation();
 
+  nn::UnitPrecision precision() const override;
   std::shared_ptr<autograd::Scope> before_forward(std::span<nn::Module* const> modules) override;
   void after_forward(std::span<nn::Module* const> modules,
                      const std::shared_ptr<autograd::Scope>& scope) override;
@@ -137,9 +134,9 @@ class ShardedModel final : public nn::UnitRuntime {
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
   std::map<const void*, std::function<void()>> before_update_;  // by owner
-  std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
-  std::unordered_map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
-  std::vector<Run*> running_;  // recorded forward passes, innermost last
+  std::map<const Parameter*, FlatUnit*> unit_of_;
+  std::map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
+  std::vector<Run*> running_;                           // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;
   bool whole_ = false;       // between gather_all() and end_evaluation()

@@ -1,5 +1,7 @@
 #include "core/base/context.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/base/rng.h"
 
@@ -26,6 +28,11 @@ DeviceBackend& Context::backend() {
 
 Context::~Context() {
   if (rng_step_ != nullptr) allocator().deallocate(rng_step_, sizeof(RngStep));
+}
+
+void Context::plan_library(const std::string& name, std::int64_t bytes) {
+  std::int64_t& most = planned_libraries_[name];
+  most = std::max(most, bytes);
 }
 
 void Context::set_rng_step(const RngStep& step) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -82,10 +81,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::map<std::string, std::int64_t>& planned_libraries() const {
     return planned_libraries_;
   }
-  void plan_library(const std::string& name, std::int64_t bytes) {
-    std::int64_t& most = planned_libraries_[name];
-    most = std::max(most, bytes);
-  }
+  void plan_library(const std::string& name, std::int64_t bytes);
 
   /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }

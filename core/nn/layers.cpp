@@ -106,6 +106,8 @@ Attention::Attention(Module& parent, std::string_view name, const AttentionOptio
   make(k_norm_, "k_norm");
 }
 
+KvCache::KvCache(std::int64_t capacity) : capacity_(capacity) {}
+
 KvCache::Layer& KvCache::layer(const Module& attention) {
   for (auto& [module, layer] : layers_)
     if (module == &attention) return layer;

@@ -92,7 +92,7 @@ class KvCache {
   struct Layer {
     Tensor k, v;  ///< [B, capacity, kv_heads, head_dim]
   };
-  explicit KvCache(std::int64_t capacity) : capacity_(capacity) {}
+  explicit KvCache(std::int64_t capacity);
   /// The layer of an attention module, undefined tensors at first.
   /// The next call may move it.
   Layer& layer(const Module& attention);

@@ -6,6 +6,9 @@
 
 namespace tessera::nn {
 
+Module::Module() = default;
+Module::~Module() = default;
+
 Module::Module(Module& parent, std::string_view name)
     : parent_(&parent), root_(parent.root_), name_(name), path_(parent.path_of(name)) {
   require(!name.empty() && name.find('.') == std::string_view::npos,
@@ -21,6 +24,11 @@ std::int64_t Module::parameter_count() const {
   std::int64_t count = 0;
   for (const Parameter* p : parameters_) count += p->tensor.numel();
   return count;
+}
+
+bool Module::is_trainable() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter* p) { return p->tensor.requires_grad(); });
 }
 
 std::string Module::path_of(std::string_view member) const {

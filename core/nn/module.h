@@ -26,12 +26,12 @@ class UnitRuntime;
 class Module {
  public:
   /// The root of a tree.
-  Module() = default;
+  Module();
   /// A module within `parent`, which must outlive it.
   /// @param name  unique within the parent, not empty, without '.'
   /// @throws InvalidArgument if the parent has a module of this name
   Module(Module& parent, std::string_view name);
-  virtual ~Module() = default;
+  virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -42,6 +42,8 @@ class Module {
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   /// Number of weights below.
   std::int64_t parameter_count() const;
+  /// Whether a weight below requires a gradient.
+  bool is_trainable() const;
   const std::vector<Parameter*>& own_parameters() const { return own_parameters_; }
   const std::vector<Module*>& children() const { return children_; }
   /// True for nn::List, whose elements are the blocks of a model.

@@ -1,6 +1,5 @@
 #include "core/nn/recompute.h"
 
-#include <algorithm>
 #include <charconv>
 
 #include "core/autograd/autograd.h"
@@ -29,10 +28,8 @@ Recompute parse_recompute(std::string_view text) {
 
 Tensor recompute_mlp(const Module& mlp, const Tensor& x,
                      const std::function<Tensor(const Tensor&)>& forward) {
-  const auto wants = [](const Parameter* p) { return p->tensor.requires_grad(); };
-  const bool again =
-      mlp.recompute().part == Recompute::Mlp && x.context()->grad_enabled() &&
-      (x.requires_grad() || std::any_of(mlp.parameters().begin(), mlp.parameters().end(), wants));
+  const bool again = mlp.recompute().part == Recompute::Mlp && x.context()->grad_enabled() &&
+                     (x.requires_grad() || mlp.is_trainable());
   if (!again) return forward(x);
   return autograd::recompute([forward](std::span<const Tensor> in) { return forward(in[0]); }, {x});
 }

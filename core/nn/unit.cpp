@@ -3,21 +3,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/ops/elementwise.h"
+
 namespace tessera::nn::detail {
-namespace {
-
-// Otherwise backward has nothing to do here, and recomputation would record an operation for it.
-bool needs_grad(std::span<Module* const> modules, const std::vector<Tensor>& inputs) {
-  const auto wants = [](const Tensor& t) { return t.defined() && t.requires_grad(); };
-  return std::any_of(inputs.begin(), inputs.end(), wants) ||
-         std::any_of(modules.begin(), modules.end(), [&](const Module* m) {
-           return std::any_of(m->parameters().begin(), m->parameters().end(),
-                              [&](const Parameter* p) { return wants(p->tensor); });
-         });
-}
-
-}  // namespace
-
 Tensor run_unit(std::span<Module* const> modules,
                 const std::function<Tensor(std::span<const Tensor>)>& function,
                 std::vector<Tensor> inputs) {
@@ -28,18 +16,29 @@ Tensor run_unit(std::span<Module* const> modules,
           modules.front()->path());
   Context& context = *first->context();
   UnitRuntime* const runtime = modules.front()->unit_runtime();
+  const UnitPrecision precision = runtime == nullptr ? UnitPrecision() : runtime->precision();
+  const auto round = [](Tensor& tensor, std::optional<DType> dtype) {
+    if (dtype && tensor.defined() && is_floating(tensor.dtype()))
+      tensor = ops::cast(tensor, *dtype);
+  };
+  for (Tensor& input : inputs) round(input, precision.input);
   std::shared_ptr<autograd::Scope> scope;
   if (runtime != nullptr) scope = runtime->before_forward(modules);
   Tensor y;
   {
     std::optional<autograd::ScopeGuard> guard;
     if (scope) guard.emplace(context, scope);
-    const bool again = std::any_of(modules.begin(), modules.end(),
-                                   [](const Module* m) { return m->is_recomputed(); }) &&
-                       needs_grad(modules, inputs);
+    // Without gradients, recomputation would record an operation for nothing.
+    const auto any = [&](auto wants) { return std::any_of(modules.begin(), modules.end(), wants); };
+    const bool again = any([](const Module* m) { return m->is_recomputed(); }) &&
+                       (any([](const Module* m) { return m->is_trainable(); }) ||
+                        std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) {
+                          return t.defined() && t.requires_grad();
+                        }));
     y = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
   }
   if (runtime != nullptr) runtime->after_forward(modules, scope);
+  round(y, precision.output);
   return y;
 }
 

@@ -3,6 +3,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -14,10 +15,16 @@
 
 namespace tessera::nn {
 
+/// Floating dtypes that a unit's inputs and its result are converted to; none: left as they are.
+struct UnitPrecision {
+  std::optional<DType> input = {}, output = {};
+};
+
 /// Callbacks around nn::unit, such as those that gather parameters.
 class UnitRuntime {
  public:
   virtual ~UnitRuntime() = default;
+  virtual UnitPrecision precision() const { return {}; }
   /// Called before the forward pass of `modules`, whose parameters it may then read.
   /// @return the scope of the operations of this run; null: none
   virtual std::shared_ptr<autograd::Scope> before_forward(std::span<Module* const> modules) = 0;

@@ -24,6 +24,8 @@ std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t fir
   return ranges;
 }
 
+std::vector<std::string> AdamW::state_names() const { return {"exp_avg", "exp_avg_sq"}; }
+
 void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
   require(segment.state.size() == 2, "adamw: expected 2 state tensors, got {}",
           segment.state.size());

@@ -21,7 +21,7 @@ class AdamW final : public Optimizer {
  public:
   /// @throws InvalidArgument on a setting out of range
   explicit AdamW(const AdamWOptions& options = {});
-  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  std::vector<std::string> state_names() const override;
   /// @throws InvalidArgument on a shape, dtype or step that does not fit
   void update(const Segment& segment, const UpdateOptions& options) const override;
 

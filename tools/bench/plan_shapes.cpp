@@ -1,9 +1,10 @@
 // Planned peak memory of a training step of Llama-3-8B and gemma-2b, for docs/memory.md:
 //
-//   tessera_plan_shapes [--ranks 8] [--device cuda|cpu]
+//   tessera_plan_shapes [--ranks 8] [--device cuda|cpu] [--units POLICY] [--gather-ahead N]
+//                       [--gradient f32|bf16] [--reduction f32|bf16]
 //
-// One JSON object per line: mode full, bf16 compute with f32 parameters, gradients and moments, and
-// micro-batch 1. plan_torch.py measures PyTorch FSDP2 on the same shapes.
+// One JSON object per line: mode full, bf16 compute with f32 parameters, reduced gradients and
+// moments, and micro-batch 1. plan_torch.py measures PyTorch FSDP2 on the same shapes.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -84,13 +85,11 @@ struct Net : nn::Module {
 };
 
 void print_plan(const Shape& shape, std::int64_t seq_len, nn::Recompute recompute,
-                DeviceType device, int ranks) {
+                const comm::ShardSpec& spec, DeviceType device, int ranks) {
   const auto program = [&](train::Rank& rank) {
     const comm::Mesh mesh(*rank.communicator);
     Net model(shape);
     model.set_recompute(recompute);
-    comm::ShardSpec spec = comm::shard_spec("full");
-    spec.compute = DType::BF16;
     comm::ShardedModel sharded(model, mesh, spec, rank.context);
     const optim::AdamW optimizer;
     sharded.load({});
@@ -128,13 +127,22 @@ int main(int argc, char** argv) {
   using namespace tessera;
   CLI::App app("Plan the memory of Llama-3-8B and gemma-2b");
   int ranks = 8;
-  std::string device = "cuda";
+  std::string device = "cuda", units = "block", gradient = "f32", reduction = "f32";
+  comm::ShardSpec spec = comm::shard_spec("full");
+  spec.compute = DType::BF16;
   app.add_option("--ranks", ranks, "Number of ranks")->capture_default_str();
   app.add_option("--device", device, "cuda or cpu")->check(CLI::IsMember({"cuda", "cpu"}));
+  app.add_option("--units", units, "block, a size such as 50M, or patterns of module paths");
+  app.add_option("--gather-ahead", spec.gather_ahead, "Units gathered in advance");
+  app.add_option("--gradient", gradient, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--reduction", reduction, "f32 or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   CLI11_PARSE(app, argc, argv);
+  spec.units = nn::parse_unit_policy(units);
+  if (gradient == "bf16") spec.gradient = DType::BF16;
+  if (reduction == "bf16") spec.reduction = DType::BF16;
   for (const bench::Shape& shape : bench::kShapes)
     for (const std::int64_t seq_len : {2048, 4096, 8192})
       for (const auto recompute : {nn::Recompute::None, nn::Recompute::Block})
-        bench::print_plan(shape, seq_len, recompute,
+        bench::print_plan(shape, seq_len, recompute, spec,
                           device == "cuda" ? DeviceType::CUDA : DeviceType::CPU, ranks);
 }

@@ -508,6 +508,43 @@ TEST_CASE("if a rank leaves during a step, the others name it") {
   CHECK(informed == 2);
 }
 
+TEST_CASE("a sum over bf16 units can be kept in float32") {
+  const auto run = [](Chain& chain, const auto& context, bool converts) {
+    Tensor x = Tensor::full(context, {2, 4}, DType::F32, 1.0 / 3);
+    for (Layer& layer : chain.h) {
+      const Tensor in = converts ? x : ops::cast(x, DType::BF16);
+      const Tensor y = nn::unit(layer, in);
+      x = x + (converts ? y : ops::cast(y, DType::F32));
+    }
+    CHECK(x.dtype() == DType::F32);
+    autograd::backward(x, Tensor::full(context, {2, 4}, DType::F32, 0.7));
+    return x.to_vector<float>();
+  };
+  for (const nn::Recompute recompute : {nn::Recompute::None, nn::Recompute::Block}) {
+    const auto context = Context::create();
+    Chain plain(4, 3);
+    materialize(plain, context, DType::BF16, fill);
+    const std::vector<float> expected = run(plain, context, false);
+
+    auto single = comm::make_single_communicator();
+    const comm::Mesh mesh(*single);
+    Chain chain(4, 3);
+    chain.set_recompute(recompute);
+    ShardedModel sharded(chain, mesh, {.compute = DType::BF16, .output = DType::F32}, context);
+    sharded.load(fill);
+    sharded.begin_micro_batch(true, true);
+    CHECK(run(chain, context, true) == expected);
+    sharded.end_micro_batch();
+    for (const auto& unit : sharded.units()) {
+      if (unit->parameters().front()->name == "scale") continue;
+      const std::vector<float> gradient = unit->gradient().to_vector<float>();
+      const Layer& layer = plain.h[unit->name().back() - '0'];
+      const std::vector<float> weight = layer.weight.tensor.grad().to_vector<float>();
+      CHECK(std::equal(weight.begin(), weight.end(), gradient.begin()));  // at offset 0
+    }
+  }
+}
+
 TEST_CASE("invalid arguments are refused") {
   const auto context = Context::create();
   auto single = comm::make_single_communicator();
@@ -517,6 +554,8 @@ TEST_CASE("invalid arguments are refused") {
                        InvalidArgument);
   Chain chain(4, 1);
   CHECK_THROWS_AS(ShardedModel(chain, mesh, {.compute = DType::F64}, context), InvalidArgument);
+  CHECK_THROWS_WITH_AS(ShardedModel(chain, mesh, {.output = DType::I32}, context),
+                       "results of units are f32 or bf16, got i32", InvalidArgument);
   const ShardedModel sharded(chain, mesh, {}, context);
   CHECK_THROWS_WITH_AS(ShardedModel(chain, mesh, {}, context), "the model is sharded already",
                        InvalidArgument);
