@@ -41,14 +41,11 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
   const bool is_offloaded = host != nullptr;
   in_place_ = !splits_parameters_ && (is_offloaded || spec.compute == spec.master);
   always_whole_ = in_place_ && !splits();
-  const auto bytes = [padded](DType dtype) {
-    return static_cast<std::size_t>(padded) * dtype_size(dtype);
-  };
   const auto make = [&](const std::shared_ptr<Context>& place, DType dtype) {
     return Tensor::full(place, {segment}, dtype, 0.0, MemoryCategory::Parameters, name());
   };
   whole_ = Storage::reserve(
-      context_, bytes(spec.compute),
+      context_, static_cast<std::size_t>(padded) * dtype_size(spec.compute),
       in_place_ && !is_offloaded ? MemoryCategory::Parameters : MemoryCategory::Gathered, name());
   whole_view_ = Tensor::window(whole_, 0, {padded}, spec.compute);
   if (in_place_) {
@@ -60,15 +57,29 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
     own_ = make(context_, is_offloaded ? spec.compute : spec.master);
   }
   master_ = is_offloaded ? make(host, spec.master) : own_;
+  if (trainable_) make_gradients();
+
+  // Nothing below throws, so no parameter refers to a unit whose memory could not be had.
   whole_->set_supplier(this);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i]->tensor.bind(whole_, layout_.slots()[i].offset, spec.compute);
   if (!trainable_) return;
+  whole_gradient_->set_supplier(this);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterSlot& slot = layout_.slots()[i];
+    parameters_[i]->tensor.set_grad_buffer(
+        Tensor::window(whole_gradient_, slot.offset, slot.shape, spec.gradient));
+  }
+}
 
+void FlatUnit::make_gradients() {
+  const std::int64_t padded = layout_.padded_size();
+  const std::int64_t segment = segment_size();
   whole_gradient_ =
-      Storage::reserve(context_, bytes(spec.gradient), MemoryCategory::Gradients, name());
-  whole_gradient_view_ = Tensor::window(whole_gradient_, 0, {padded}, spec.gradient);
-  if (splits_gradients_ || spec.gradient != DType::F32) {
+      Storage::reserve(context_, static_cast<std::size_t>(padded) * dtype_size(spec_.gradient),
+                       MemoryCategory::Gradients, name());
+  whole_gradient_view_ = Tensor::window(whole_gradient_, 0, {padded}, spec_.gradient);
+  if (splits_gradients_ || spec_.gradient != DType::F32) {
     segment_gradient_ =
         Storage::reserve(context_, static_cast<std::size_t>(segment) * sizeof(float),
                          MemoryCategory::Gradients, name() + " segment");
@@ -76,12 +87,6 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
   } else {
     whole_gradient_->materialize();
     gradient_ = part_of(whole_gradient_, segment_begin(), segment, DType::F32);
-  }
-  whole_gradient_->set_supplier(this);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterSlot& slot = layout_.slots()[i];
-    parameters_[i]->tensor.set_grad_buffer(
-        Tensor::window(whole_gradient_, slot.offset, slot.shape, spec.gradient));
   }
 }
 

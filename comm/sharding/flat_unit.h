@@ -94,6 +94,7 @@ class FlatUnit final : private StorageSupplier {
   void master_changed(bool copied = false);
 
  private:
+  void make_gradients();
   bool splits() const;
   void supply(Storage& storage) override;
   void upload_master() const;
