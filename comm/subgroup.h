@@ -52,7 +52,7 @@ class FailureDomain {
     virtual std::string under_way_alone() const { return {}; }
 
    protected:
-    ~Member() = default;
+    virtual ~Member() = default;
   };
 
   /// A member that joins after a failure fails at once.

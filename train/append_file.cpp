@@ -28,11 +28,15 @@ AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {
 
 AppendFile::~AppendFile() { ::close(fd_); }
 
-void AppendFile::write(std::string_view data) {
+void AppendFile::write(std::string_view record) {
   const bool waited = !waiting_.empty();
-  waiting_ += data;
-  const std::string error = write_waiting();
-  require<IoError>(waiting_.size() <= kMaxWaiting, "{}", error);
+  std::string error = write_waiting();  // frees room
+  if (waiting_.size() + record.size() > kMaxWaiting) {
+    ++lost_;
+    return;
+  }
+  waiting_ += record;
+  if (error.empty()) error = write_waiting();
   if (!error.empty() && !waited) warning_ = error;
 }
 
@@ -49,7 +53,9 @@ std::string AppendFile::write_waiting() {
 
 void AppendFile::flush() {
   const std::string error = write_waiting();
-  require<IoError>(error.empty(), "{}", error);
+  require<IoError>(error.empty() && lost_ == 0, "{}{}",
+                   error.empty() ? fmt::format("the disk of {} was full", path_.string()) : error,
+                   lost_ == 0 ? "" : fmt::format("; {} records are lost", lost_));
 }
 
 }  // namespace tessera::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -7,7 +8,7 @@
 
 namespace tessera::train {
 
-/// A file to append to. Buffers up to 1 MiB while the disk is full.
+/// A file to append to. Buffers up to 1 MiB while the disk is full, and drops what comes then.
 class AppendFile {
  public:
   /// Opens or creates the file. @throws IoError, also if it is no regular file
@@ -16,9 +17,8 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  /// @throws IoError if over 1 MiB is buffered
-  void write(std::string_view data);
-  /// Writes the buffered data. @throws IoError naming the file
+  void write(std::string_view record);
+  /// Writes the buffered data. @throws IoError naming the file, and the number of lost records
   void flush();
   /// Error that made buffering start since the last call; else empty.
   std::string take_warning() { return std::exchange(warning_, {}); }
@@ -29,6 +29,7 @@ class AppendFile {
   std::filesystem::path path_;
   int fd_ = -1;
   std::string waiting_;  // buffered data, of which a part may be written
+  std::int64_t lost_ = 0;
   std::string warning_;
 };
 

@@ -17,7 +17,7 @@ class LineFile {
   /// @throws IoError
   LineFile(std::filesystem::path path, const std::function<bool(const nlohmann::json&)>& keep);
 
-  /// Appends a line. @throws IoError if over 1 MiB is buffered
+  /// Appends a line; see AppendFile.
   void write(const nlohmann::ordered_json& line);
   void flush() { file_.flush(); }
   std::string take_warning() { return file_.take_warning(); }

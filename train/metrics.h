@@ -35,7 +35,6 @@ struct LossPoint {
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
-  /// @throws IoError if the sink can't buffer more
   virtual void write_step(const StepMetrics& metrics) = 0;
   virtual void write_evaluation(std::int64_t step, double val_loss) = 0;
   /// Writes everything. @throws IoError
@@ -47,7 +46,7 @@ class MetricsSink {
 /// Writes metrics.jsonl: one object per step and per evaluation, without duplicates. `step` counts
 /// updates, so a training loss and an evaluation with the same `step` used the same weights. Each
 /// line has `time` (seconds since 1970) and `elapsed_s` (since this start). Non-finite values
-/// become null. Lines are buffered while the disk is full, see LineFile.
+/// become null. Lines are buffered while the disk is full, see AppendFile.
 class MetricsWriter final : public MetricsSink {
  public:
   /// Opens the file and drops lines that a run resumed at `resume_step` writes again; all lines if
@@ -55,9 +54,9 @@ class MetricsWriter final : public MetricsSink {
   /// @throws IoError
   MetricsWriter(std::filesystem::path path, std::int64_t resume_step);
 
-  /// @throws IoError if over 1 MiB is buffered; InternalError if the step was written before
+  /// @throws InternalError if the step was written before
   void write_step(const StepMetrics& metrics) override;
-  /// Does nothing if the file has an evaluation of this step. @throws IoError like write_step()
+  /// Does nothing if the file has an evaluation of this step.
   void write_evaluation(std::int64_t step, double val_loss) override;
   void flush() override { lines_.flush(); }
   std::string take_warning() override { return lines_.take_warning(); }

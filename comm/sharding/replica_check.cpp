@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "comm/communicator.h"
 #include "kernels/bit_hash.h"
 
 namespace tessera::comm {

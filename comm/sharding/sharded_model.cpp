@@ -7,6 +7,7 @@
 #include "comm/communicator.h"
 #include "core/base/trace.h"
 #include "kernels/elementwise.h"
+#include "kernels/optimizer.h"
 
 namespace tessera::comm {
 
@@ -170,8 +171,9 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
       const auto part = [&](const Tensor& t) {
         return t.alias({range.end - range.begin}, {1}, at);
       };
-      Piece& piece = result.emplace_back(unit.parameters()[static_cast<std::size_t>(range.slot)],
-                                         range.begin, range.end, part(unit.master()));
+      Piece& piece =
+          result.emplace_back(Piece{unit.parameters()[static_cast<std::size_t>(range.slot)],
+                                    range.begin, range.end, part(unit.master())});
       if (state_.empty()) continue;
       for (const Tensor& state : state_[u]) piece.state.push_back(part(state));
     }

@@ -24,25 +24,23 @@ void* CachingAllocator::allocate(std::size_t bytes) {
       return data;
     }
   }
-  void* data = take_within_limit(wanted);
+  void* data = take_counted(wanted);
   if (data == nullptr) {  // retry without idle blocks
     trim();
-    data = take_within_limit(wanted);
+    data = take_counted(wanted);
   }
   const std::lock_guard lock(mutex_);
   const auto text = [](std::size_t n) { return format_bytes(static_cast<std::int64_t>(n)); };
-  require<OutOfMemory>(data != nullptr, "{} is exhausted: {} requested, {} held{}", name(),
-                       text(wanted), text(reserved_),
-                       limit_ > 0 ? " of a limit of " + text(limit_) : "");
+  require<OutOfMemory>(data != nullptr, "{} is exhausted: {} requested, {} held", name(),
+                       text(wanted), text(reserved_));
   in_use_[data] = wanted;
   return data;
 }
 
-// Null beyond the limit or if the system is out of memory.
-void* CachingAllocator::take_within_limit(std::size_t bytes) {
+// Null if the system is out of memory.
+void* CachingAllocator::take_counted(std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
-    if (limit_ > 0 && (bytes > limit_ || reserved_ > limit_ - bytes)) return nullptr;
     reserved_ += bytes;  // reserve first, so that other threads see it
   }
   const auto give_room_back = [&] {
@@ -57,19 +55,6 @@ void* CachingAllocator::take_within_limit(std::size_t bytes) {
     give_room_back();
     throw;
   }
-}
-
-void CachingAllocator::set_limit(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  limit_ = bytes;
-}
-
-void limit_memory(Allocator& allocator, std::size_t bytes) {
-  auto* const host = dynamic_cast<CachingAllocator*>(&allocator);
-  require<Unsupported>(host != nullptr,
-                       "a limit of {} was requested, but only host memory has limits",
-                       format_bytes(static_cast<std::int64_t>(bytes)));
-  host->set_limit(bytes);
 }
 
 void CachingAllocator::deallocate(void* data, std::size_t) noexcept {

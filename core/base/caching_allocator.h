@@ -20,8 +20,6 @@ class CachingAllocator : public Allocator {
   std::size_t reserved_bytes() const final;
   /// Every derived destructor must call it, while give_back() still exists.
   void trim() noexcept final;
-  /// Caps the bytes held from the system; 0: no limit. Memory held already stays.
-  void set_limit(std::size_t bytes);
 
  protected:
   /// Size class of a request: at least `bytes`, not 0.
@@ -33,18 +31,12 @@ class CachingAllocator : public Allocator {
   virtual std::string name() const = 0;
 
  private:
-  void* take_within_limit(std::size_t bytes);
+  void* take_counted(std::size_t bytes);
 
   mutable std::mutex mutex_;
   std::multimap<std::size_t, void*> idle_;
   std::map<void*, std::size_t> in_use_;
   std::size_t reserved_ = 0;
-  std::size_t limit_ = 0;
 };
-
-/// Limits an allocator of host memory: a request that would exceed `bytes`, even after returning
-/// idle blocks to the system, throws OutOfMemory. 0: no limit.
-/// @throws Unsupported on another kind of allocator
-void limit_memory(Allocator& allocator, std::size_t bytes);
 
 }  // namespace tessera

@@ -102,6 +102,13 @@ void MemoryLedger::book(Entry& entry, std::int64_t bytes) {
   recorded_->phase = phase_;
 }
 
+void MemoryLedger::require_room(std::int64_t bytes) const {
+  const std::int64_t limit = limit_.load(), held = total_.load();
+  require<OutOfMemory>(limit == 0 || held <= limit - bytes,
+                       "host memory is exhausted: {} requested, {} held of a limit of {}",
+                       format_bytes(bytes), format_bytes(held), format_bytes(limit));
+}
+
 MemoryUsage MemoryLedger::total() const { return {total_.load(), total_peak_.load()}; }
 
 MemoryUsage MemoryLedger::usage(MemoryCategory category) const {

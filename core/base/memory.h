@@ -66,6 +66,11 @@ class MemoryLedger {
   /// Adds `bytes`, negative on release, to an entry of this ledger.
   void book(Entry& entry, std::int64_t bytes);
 
+  /// Most bytes that allocations may have in use at once; 0: no limit.
+  void set_limit(std::int64_t bytes) { limit_ = bytes; }
+  /// @throws OutOfMemory if `bytes` more would exceed the limit
+  void require_room(std::int64_t bytes) const;
+
   MemoryUsage total() const;
   MemoryUsage usage(MemoryCategory category) const;
   /// All entries with a peak above zero, by category, then owner.
@@ -86,7 +91,7 @@ class MemoryLedger {
  private:
   struct Entries;
   std::unique_ptr<Entries> entries_;
-  std::atomic<std::int64_t> total_{0}, total_peak_{0};
+  std::atomic<std::int64_t> total_{0}, total_peak_{0}, limit_{0};
   std::array<std::atomic<std::int64_t>, kMemoryCategories> by_category_{}, by_category_peak_{};
   std::optional<MemoryPeak> recorded_;
   std::string phase_;

@@ -52,6 +52,7 @@ Storage::~Storage() { release(); }
 void Storage::materialize() {
   if (materialized_) return;
   try {
+    ledger_->require_room(static_cast<std::int64_t>(bytes_));
     data_ = allocator_->allocate(bytes_);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory("{} for {} ({}) on {}\n{}", error.what(), entry_->owner,

@@ -115,7 +115,8 @@ Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   const auto& context = common_context(kName, {&x, &weight, &bias});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
-  const auto [in, out] = check_layer(kName, "", weight, bias, x.dtype(), out_in);
+  const auto sizes = check_layer(kName, "", weight, bias, x.dtype(), out_in);
+  const std::int64_t in = sizes.in, out = sizes.out;
   require(x.shape().back() == 2 * in,
           "{}: the last dim of x must be {}, gate and up of the {} inputs of weight {}; got x of "
           "shape {}",

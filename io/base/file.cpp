@@ -26,8 +26,9 @@ constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 }
 
 [[noreturn]] void fail_write(const fs::path& path, std::size_t bytes, int error) {
-  throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system)",
-                path.string(), std::strerror(error), bytes, free_bytes(path));
+  throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system{})",
+                path.string(), std::strerror(error), bytes, free_bytes(path),
+                error == EFBIG ? "; `ulimit -f` may limit the size of files" : "");
 }
 
 bool exchange(const fs::path& a, const fs::path& b) {

@@ -28,7 +28,7 @@ struct Section {
   std::string name() const { return is_model() ? "model" : "optimizer/" + state; }
   auto operator<=>(const Section&) const = default;
 };
-inline const Section kModelSection;
+inline const Section kModelSection{};
 
 /// Whether a name of an optimizer's state tensor is valid: 1 to 100 letters, digits or '_'.
 bool is_state_name(std::string_view name);

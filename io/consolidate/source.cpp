@@ -9,7 +9,9 @@
 #include "io/base/convert.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/consolidate/side_files.h"
 #include "io/hf/config.h"
+#include "io/hf/gpt2_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -153,11 +155,11 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   }
   if (!known && options.format == ExportFormat::HF) check_other_model(result);
   if (!wants_optimizer(options)) return;
-  for (const Section& section : reader.states()) {
-    const TensorSource& source = reader.source(section);
+  for (const Section& state : reader.states()) {
+    const TensorSource& source = reader.source(state);
     for (const TensorInfo& info : source.tensors()) {
-      result.optimizer.push_back({section.state + "/" + info.name, info.shape, info.dtype,
-                                  info.dtype, &source, info.name});
+      result.optimizer.push_back(
+          {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, &source, info.name});
     }
   }
 }

@@ -59,7 +59,7 @@ std::vector<RankResult> after_steps(FakeRanks& ranks,
   ranks.timeout = 60s;
   std::atomic<int> ready = 0;
   const Stopwatch watch;
-  const auto results = run_ranks(ranks.group->world_size(), [&](int rank) {
+  auto results = run_ranks(ranks.group->world_size(), [&](int rank) {
     const auto c = ranks.join(rank);
     for (int i = 0; i < 3; ++i) step(*c, rank);
     for (++ready; ready < ranks.group->world_size();) std::this_thread::sleep_for(1ms);

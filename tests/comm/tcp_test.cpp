@@ -259,11 +259,13 @@ TEST_CASE("buffers larger than the socket's are exchanged both ways; staging is 
     expect(booked() == 2 * 256 * 1024, "booked", rank, booked());
     c->all_gather(view_of(x), {});
     for (std::size_t i = 0; i < x.size(); ++i) {
-      expect(x[i] == static_cast<float>(i / kPart + 1), "all_gather", rank, kPart);
+      const std::size_t part = i / kPart;
+      expect(x[i] == static_cast<float>(part + 1), "all_gather", rank, kPart);
     }
     c->all_reduce(view_of(x), comm::ReduceOp::Sum, {});
     for (std::size_t i = 0; i < x.size(); ++i) {
-      expect(x[i] == 3 * static_cast<float>(i / kPart + 1), "all_reduce", rank, kPart);
+      const std::size_t part = i / kPart;
+      expect(x[i] == 3 * static_cast<float>(part + 1), "all_reduce", rank, kPart);
     }
     for (const float v : out) expect(v == 6, "reduce_scatter", rank, kPart);
     c.reset();

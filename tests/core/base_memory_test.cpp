@@ -7,6 +7,7 @@
 #include "core/base/caching_allocator.h"
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "core/base/storage.h"
 #include "tests/support/check_throws.h"
 
 namespace tessera {
@@ -132,23 +133,21 @@ TEST_CASE("an impossible request throws") {
   CHECK(allocator->reserved_bytes() == 0);
 }
 
-TEST_CASE("a limit caps reserved memory, after idle blocks are released") {
-  const auto allocator = make_cpu_allocator();
-  limit_memory(*allocator, 100'000);
-  void* first = allocator->allocate(60'000);
-  CHECK_THROWS_HOLDING(OutOfMemory, "of a limit of 97.7 KiB", allocator->allocate(60'000));
-  CHECK(allocator->reserved_bytes() < 70'000);
-  void* small = allocator->allocate(10'000);
-  allocator->deallocate(first, 60'000);
-  void* larger = allocator->allocate(80'000);  // releases the idle block first
-  CHECK(larger != nullptr);
-  allocator->deallocate(larger, 80'000);
-  allocator->deallocate(small, 10'000);
-  CHECK_THROWS_AS(allocator->allocate(1'000'000), OutOfMemory);
-  limit_memory(*allocator, 0);
-  void* any = allocator->allocate(1'000'000);
-  allocator->deallocate(any, 1'000'000);
-  CHECK_THROWS_AS(limit_memory(*make_meta_allocator(), 100), Unsupported);
+TEST_CASE("a limit is reached to the byte, whatever the allocator keeps for reuse") {
+  const auto context = Context::create();
+  context->ledger().set_limit(100'000);
+  const auto make = [&](std::size_t bytes) {
+    return Storage::allocate(context, bytes, MemoryCategory::Data, "data");
+  };
+  auto first = make(60'000);
+  CHECK_THROWS_HOLDING(OutOfMemory, "39.1 KiB requested, 58.6 KiB held of a limit of 97.7 KiB",
+                       make(40'001));
+  const auto rest = make(40'000);
+  first.reset();
+  const auto again = make(60'000);
+  CHECK_THROWS_AS(make(1), OutOfMemory);
+  context->ledger().set_limit(0);
+  CHECK(make(1'000'000) != nullptr);
 }
 
 TEST_CASE("the meta device allocates no memory") {

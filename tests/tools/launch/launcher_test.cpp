@@ -38,8 +38,9 @@ struct Run {
 // output of the launcher and of ranks other than 0.
 Run run(int nproc, const std::string& script, const test::TempDir& dir,
         std::chrono::milliseconds notice = 100ms, std::chrono::milliseconds grace = 300ms,
-        std::chrono::milliseconds leave = 30s) {
+        std::chrono::milliseconds leave = 30s, bool stop_together = true) {
   LaunchOptions options;
+  options.stop_together = stop_together;
   options.program = "/bin/sh";
   options.notice = notice;
   options.grace = grace;
@@ -244,6 +245,14 @@ TEST_CASE("a rank stopped before ranks can agree stops all, without a failure") 
     CHECK(r.errors == "");
     CHECK(r.time < 10s);
   }
+}
+
+TEST_CASE("exit 143 is a failure of programs that do not agree to stop, and ends the others") {
+  const test::TempDir dir;
+  const Run r = run(2, "test $RANK = 1 && exit 143\nexec sleep 30", dir, 100ms, 300ms, 30s, false);
+  CHECK(r.code == 143);
+  CHECK(holds(r.errors, "exited with code 143; the other ranks were terminated"));
+  CHECK(r.time < 10s);
 }
 
 TEST_CASE("the ranks die with the launcher") {

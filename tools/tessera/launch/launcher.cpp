@@ -236,7 +236,8 @@ class Launch {
   // Returns the stop signal, forwarded or sent to the rank itself, that ended a rank; else 0.
   int stop_request_of(int status) const {
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
-      const bool is_own = passed_on_ == 0 && !ending_ && signal != SIGUSR1;
+      const bool is_own = passed_on_ == 0 && !ending_ && signal != SIGUSR1 &&
+                          (WIFSIGNALED(status) || options_.stop_together);
       if (signal != passed_on_ && !is_own) continue;
       if (WIFSIGNALED(status) ? WTERMSIG(status) == signal
                               : WEXITSTATUS(status) == stop_exit_code(signal))

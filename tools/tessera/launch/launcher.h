@@ -13,6 +13,9 @@ struct LaunchOptions {
   std::string program = "/proc/self/exe";
   /// Start ranks with SIGUSR1 blocked; each unblocks it once it has a handler.
   bool blocks_warnings = true;
+  /// Ranks agree on stop requests, so that one which exits with 130 or 143 is followed by the others.
+  /// Else such an exit is a failure, unless a request was forwarded.
+  bool stop_together = true;
   /// Descriptor for the launcher's own lines and the output of ranks other than 0.
   int error_fd = 2;
   /// Time that the other ranks have to report a rank's failure and exit, before SIGTERM.
@@ -48,7 +51,7 @@ struct LaunchOutcome {
 ///
 /// SIGINT, SIGTERM and SIGUSR1 are forwarded to all ranks; a second SIGINT or SIGTERM, 1 s or more
 /// after the first, terminates them. A rank that dies of SIGINT or SIGTERM, or exits with 130 or
-/// 143, counts as a stop request: all ranks stop without failure.
+/// 143 (see stop_together), counts as a stop request: all ranks stop without failure.
 ///
 /// When a rank fails or its heartbeats stop, all ranks learn why, one line names the root cause,
 /// and the remaining ranks are terminated. A rank that announced its exit and still runs is killed

@@ -35,7 +35,7 @@ struct Options {
   int world_size = 1;
   int per_host = 0;
   std::string backend;  // empty: nccl on GPUs, else shm
-  std::string memory;
+  std::optional<std::string> memory;
   double flops = 0, bandwidth = 0;
   bool json = false;
 };
@@ -50,8 +50,9 @@ std::int64_t parse_bytes(const std::string& text) {
   } catch (const CLI::Error&) {
     is_size = false;
   }
-  require(is_size, "--memory {}: expected a size such as 80GB", text);
-  return std::stoll(value);
+  const std::int64_t bytes = is_size && !value.empty() ? std::stoll(value) : 0;
+  require(bytes > 0, "--memory '{}': expected a whole number and a unit, such as 80GB", text);
+  return bytes;
 }
 
 class Planner {
@@ -136,7 +137,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
   require(gpu || options.backend != "nccl",
           "--backend nccl is for ranks on GPUs; add --train.device cuda");
   const Planner planner(options);
-  const std::int64_t memory = options.memory.empty() ? 0 : parse_bytes(options.memory);
+  const std::int64_t memory = options.memory ? parse_bytes(*options.memory) : 0;
   const int world = options.world_size;
 
   std::vector<RankPlan> plans;
@@ -219,11 +220,16 @@ Command add_plan(CLI::App& parent) {
       "plan", "Plan memory and traffic of a training run, without its data or a GPU");
   app->footer(config_help());
   app->allow_extras();
+  const auto rate = [](const std::string& text) {
+    return CLI::NonNegativeNumber(text).empty() ? "" : "expected a number from 0";
+  };
+  const CLI::Validator kRate(rate, "NUMBER");
   app->add_option("--world", options->world_size, "Number of ranks")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--per-host", options->per_host,
-                  "Ranks per host, for shard.mode hybrid; all of them unless given");
+                  "Ranks per host, for shard.mode hybrid; all of them unless given")
+      ->check(CLI::PositiveNumber);
   app->add_option("--backend", options->backend,
                   "shm, tcp, or nccl on GPUs; nccl with --train.device cuda, else shm")
       ->check(CLI::IsMember({"shm", "tcp", "nccl"}));
@@ -232,10 +238,10 @@ Command add_plan(CLI::App& parent) {
                   "largest micro-batch");
   app->add_option("--flops", options->flops,
                   "Floating-point operations per second of a rank, to estimate time")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kRate);
   app->add_option("--bandwidth", options->bandwidth,
                   "Bytes per second that a rank sends, to estimate time")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kRate);
   app->add_flag("--json", options->json, "One JSON object on standard output");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }

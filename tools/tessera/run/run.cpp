@@ -45,6 +45,7 @@ int run(int nproc, const std::vector<std::string>& command) {
   LaunchOptions options;
   options.program = find_program(command.front());
   options.blocks_warnings = false;
+  options.stop_together = false;
   return launch(nproc, command, options).code;
 }
 
@@ -55,7 +56,8 @@ Command add_run(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("run", "Start your own program as ranks on this machine");
   app->footer(
       "tessera run --nproc N PROGRAM [ARGUMENT...]\n"
-      "The program joins the other ranks by train::join() or train::run(); see docs/embedding.md.");
+      "The program joins the other ranks by train::join() or train::run(); see docs/embedding.md.\n"
+      "A script around it must exec it, because signals are sent to the rank's process alone.");
   app->add_option("--nproc", *nproc, "Number of ranks")->check(CLI::Range(1, 4096))->required();
   app->prefix_command();  // the rest is the program's
   return {app, [nproc, app] {

@@ -404,12 +404,16 @@ int Rank::run(StopSignal& stop) {
       not_saved = std::current_exception();
     }
     report_saves();
-    try {
-      if (is_zero()) for_metrics([](train::MetricsSink& sink) { sink.flush(); });
-      if (saves_) saves_->flush();
-    } catch (const IoError&) {
-      if (!not_saved) not_saved = std::current_exception();
-    }
+    // Checkpoints are complete without metrics.
+    const auto flush = [this](auto& file) {
+      try {
+        file.flush();
+      } catch (const IoError& error) {
+        note(fmt::format("warning: metrics are incomplete: {}", error.what()));
+      }
+    };
+    if (is_zero()) for_metrics(flush);
+    if (saves_) flush(*saves_);
   } catch (const CommError& error) {
     flight_.fail(error);
     // A save can't complete without the lost rank.

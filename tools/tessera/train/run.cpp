@@ -358,8 +358,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   const ChosenDevice chosen =
       open_device(config.train.device, environment.local_rank,
                   train::default_threads(config.train.threads, environment.local_world_size));
-  if (config.train.memory_limit > 0)
-    limit_memory(chosen.context->allocator(), static_cast<std::size_t>(config.train.memory_limit));
+  chosen.context->ledger().set_limit(config.train.memory_limit);
   comm::RankGroup group = join(config, environment, chosen.context, status, flight);
   try {
     return train(std::move(config), environment, group, chosen, *flight, json);
