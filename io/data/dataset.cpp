@@ -46,8 +46,7 @@ TokenSourcePtr open_text_files(const std::vector<std::string>& files, const Toke
     if (tokenizer.kind() == "bytes") {
       sources.push_back(open_byte_file(file));
     } else {
-      const auto ids = tokenizer.encode(read_text(file), file);
-      sources.push_back(tokens_in_memory(std::vector<std::uint16_t>(ids.begin(), ids.end())));
+      sources.push_back(token_ids_in_memory(tokenizer.encode_document(read_text(file), file)));
     }
   }
   return concatenate_tokens(std::move(sources));

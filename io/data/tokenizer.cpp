@@ -135,7 +135,7 @@ TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& sourc
           type == json.end() ? "none" : type->type_name());
   const auto& kind = type->get_ref<const std::string&>();
   if (kind == "bytes") return make_byte_tokenizer();
-  if (kind == "files") return make_tokenizer(tokenizer_files_from_json({json, source}));
+  if (kind == "files") return make_tokenizer(tokenizer_files_from_json(json, source));
   if (kind != "chars") {
     throw Unsupported(
         "tokenizer type \"{}\" is not known to this build; it has bytes, chars and files", kind);

@@ -50,11 +50,11 @@ Bpe::Bpe(std::vector<std::string> tokens, const std::vector<Merge>& merges,
   const std::size_t capacity = std::bit_ceil(std::max<std::size_t>(2 * merges.size(), 2));
   shift_ = 64 - std::countr_zero(capacity);
   merges_.resize(capacity);
-  for (std::size_t rank = 0; rank < merges.size(); ++rank) {
-    const std::uint64_t pair = pair_of(merges[rank].left, merges[rank].right);
+  for (const Merge& merge : merges) {
+    const std::uint64_t pair = pair_of(merge.left, merge.right);
     std::size_t i = slot_of(pair, shift_);
     while (merges_[i].pair != pair && merges_[i].pair != Slot().pair) i = (i + 1) % capacity;
-    merges_[i] = {pair, static_cast<std::uint32_t>(rank), merges[rank].result};
+    merges_[i] = {pair, merge.rank, merge.result};
   }
 }
 

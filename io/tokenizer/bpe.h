@@ -14,6 +14,7 @@ namespace tessera::io {
 /// Two neighbouring tokens and the token that replaces them.
 struct Merge {
   std::int32_t left = 0, right = 0, result = 0;
+  std::uint32_t rank = 0;
 };
 
 struct BpeOptions {
@@ -32,7 +33,7 @@ struct BpeOptions {
 class Bpe {
  public:
   /// @param tokens  by id; an empty one is no token
-  /// @param merges  by rank; of two merges of the same pair, the later one counts
+  /// @param merges  of two of the same pair, the later one counts
   Bpe(std::vector<std::string> tokens, const std::vector<Merge>& merges, const BpeOptions& options);
   Bpe(Bpe&&) = default;
   Bpe& operator=(Bpe&&) = default;

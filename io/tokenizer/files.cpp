@@ -6,8 +6,10 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "io/base/base64.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
+#include "io/hf/tokenizer.h"
 #include "io/tokenizer/unicode.h"
 
 namespace tessera::io {
@@ -155,18 +157,11 @@ std::string tokenizer_files_to_json(const TokenizerFiles& files) {
   return json.dump();
 }
 
-TokenizerFiles tokenizer_files_from_json(const JsonReader& json) {
+TokenizerFiles tokenizer_files_from_json(const Json& json, const std::string& source) {
   TokenizerFiles files;
-  for (const auto& item : json.at("files").object().items())
-    files.content[item.key()] = json.at("files").at(item.key()).string();
-  if (json.has("binary")) {
-    for (const auto& item : json.at("binary").object().items()) {
-      const JsonReader text = json.at("binary").at(item.key());
-      require<CorruptCheckpoint>(decode_base64(text.string(), files.content[item.key()]),
-                                 "{}: expected base64", text.where());
-    }
-  }
-  if (json.has("pattern")) files.pattern = json.at("pattern").string();
+  for (auto& [name, text] : tokenizer_files(json, source)) files.content[name] = std::move(text);
+  const JsonReader root(json, source);
+  if (root.has("pattern")) files.pattern = root.at("pattern").string();
   return files;
 }
 

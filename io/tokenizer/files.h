@@ -37,11 +37,7 @@ TokenizerPtr make_tokenizer(TokenizerFiles files);
 std::string tokenizer_files_to_json(const TokenizerFiles& files);
 
 /// Inverse of tokenizer_files_to_json(). @throws CorruptCheckpoint
-TokenizerFiles tokenizer_files_from_json(const JsonReader& json);
-
-std::string encode_base64(std::string_view bytes);
-/// @return false if it is not base64 with padding
-bool decode_base64(std::string_view text, std::string& bytes);
+TokenizerFiles tokenizer_files_from_json(const Json& json, const std::string& source);
 
 // One for each kind of tokenizer.
 TokenizerPtr make_hugging_face_tokenizer(TokenizerFiles files);

@@ -57,6 +57,11 @@ Merge parse_merge(const Vocabulary& vocabulary, const std::string& text,
   return make_merge(vocabulary, text.substr(0, space), text.substr(space + 1), where);
 }
 
+std::vector<Merge> ranked(std::vector<Merge> merges) {
+  for (std::size_t i = 0; i < merges.size(); ++i) merges[i].rank = static_cast<std::uint32_t>(i);
+  return merges;
+}
+
 std::vector<Merge> read_merges(const JsonReader& at, const Vocabulary& vocabulary) {
   std::vector<Merge> merges;
   const std::size_t size = at.array_size();
@@ -74,7 +79,7 @@ std::vector<Merge> read_merges(const JsonReader& at, const Vocabulary& vocabular
           make_merge(vocabulary, merge.at(0UL).string(), merge.at(1UL).string(), where));
     }
   }
-  return merges;
+  return ranked(std::move(merges));
 }
 
 std::vector<Merge> parse_merges_file(const std::string& text, const std::string& path,
@@ -91,7 +96,7 @@ std::vector<Merge> parse_merges_file(const std::string& text, const std::string&
     merges.push_back(
         parse_merge(vocabulary, content, [&] { return fmt::format("{}: line {}", path, line); }));
   }
-  return merges;
+  return ranked(std::move(merges));
 }
 
 /// Tokens by id, as the model matches them.

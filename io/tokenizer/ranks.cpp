@@ -26,7 +26,8 @@ std::vector<Merge> Ranks::find_merges() const {
       if (left == ids_.end()) continue;
       const auto right = ids_.find(token.substr(cut));
       if (right != ids_.end())
-        merges.push_back({left->second, right->second, static_cast<std::int32_t>(i)});
+        merges.push_back({left->second, right->second, static_cast<std::int32_t>(i),
+                          static_cast<std::uint32_t>(i)});
     }
   }
   return merges;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "io/base/base64.h"
 #include "io/base/json.h"
 #include "io/tokenizer/ranks.h"
 

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/base/error.h"
+#include "io/base/base64.h"
 #include "io/tokenizer/ranks.h"
 
 namespace tessera::io {

@@ -1,7 +1,7 @@
+#include "io/base/base64.h"
+
 #include <array>
 #include <cstdint>
-
-#include "io/tokenizer/files.h"
 
 namespace tessera::io {
 namespace {
