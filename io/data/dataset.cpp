@@ -113,8 +113,9 @@ Dataset open_dataset(const DatasetOptions& options) {
 
   require<Unsupported>(
       !options.refuse_text,
-      "the model came without a tokenizer that this build reads, so text ({}) cannot be encoded; "
+      "the model came without a tokenizer that this build reads{}, so text ({}) cannot be encoded; "
       "give token files (.bin), or its tokenizer (--data.tokenizer in train, --tokenizer in eval)",
+      options.no_tokenizer.empty() ? "" : fmt::format(" ({})", options.no_tokenizer),
       files.front());
   data.tokenizer = choose_tokenizer(options, files);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();

@@ -26,6 +26,7 @@ struct DatasetOptions {
   std::int64_t vocab_size = 0;  ///< of the model; ids must be below it. 0: derived from the data
   TokenizerPtr fixed_tokenizer = nullptr;  ///< tokenizer of the model; overrides `tokenizer`
   bool refuse_text = false;                ///< accept only token files: the model has no tokenizer
+  std::string no_tokenizer = {};           ///< why it has none, for the error
 };
 
 struct Dataset {

@@ -42,7 +42,7 @@ TokenFinder::TokenFinder(std::vector<AddedToken> tokens) : tokens_(std::move(tok
   std::erase_if(tokens_, [](const AddedToken& token) { return token.text.empty(); });
   nodes_.resize(1);
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
-    const std::string& text = tokens_[i].text;
+    const std::string& text = tokens_[i].searched();
     starts_[static_cast<unsigned char>(text[0])] = true;
     std::int32_t node = 0;
     for (const char c : text) {
@@ -93,7 +93,7 @@ void TokenFinder::split(std::string_view text, const std::function<void(std::str
       continue;
     }
     std::size_t begin = i;
-    std::size_t end = i + token->text.size();
+    std::size_t end = i + token->searched().size();
     i = end;
     if (token->single_word &&
         (ends_with_word(text.substr(0, begin)) ||

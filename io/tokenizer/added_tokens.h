@@ -18,6 +18,9 @@ struct AddedToken {
   bool lstrip = false;       ///< takes white space before it
   bool rstrip = false;       ///< takes white space after it
   bool normalized = false;   ///< searched for in normalized text
+  std::string pattern = {};  ///< what is searched for, if not `text`
+
+  const std::string& searched() const { return pattern.empty() ? text : pattern; }
 };
 
 /// Finds tokens in text: the leftmost, of those the longest. Immutable and thread-safe.

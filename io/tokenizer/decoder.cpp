@@ -5,7 +5,7 @@
 namespace tessera::io {
 namespace {
 
-struct Apply {
+struct ApplyDecoder {
   std::vector<std::string>& tokens;
 
   void operator()(BytesFromTokens) const {
@@ -49,7 +49,7 @@ struct Apply {
 }  // namespace
 
 std::string Decoder::decode(std::vector<std::string> tokens) const {
-  for (const DecoderStep& step : steps_) std::visit(Apply{tokens}, step);
+  for (const DecoderStep& step : steps_) std::visit(ApplyDecoder{tokens}, step);
   std::string text;
   for (const std::string& token : tokens) {
     if (&token != tokens.data()) text += separator_;

@@ -156,7 +156,8 @@ void finish(Pipeline& parts, const Vocabulary& vocabulary) {
   };
   for (const auto& [token, id] : vocabulary) put(id, token);
   std::unordered_map<std::string, std::int32_t> added;
-  for (const AddedToken& token : parts.added) {
+  for (AddedToken& token : parts.added) {
+    if (token.normalized) token.pattern = parts.normalizer.apply(token.text);
     put(token.id, token.text);
     added.emplace(token.text, token.id);
   }

@@ -3,7 +3,7 @@
 namespace tessera::io {
 namespace {
 
-struct Apply {
+struct ApplyNormalizer {
   std::string text;
 
   void operator()(NormalForm form) { text = normalize_unicode(text, form); }
@@ -57,7 +57,7 @@ std::string replace_all(std::string_view text, const Replace& replace) {
 }
 
 std::string Normalizer::apply(std::string_view text) const {
-  Apply apply{std::string(text)};
+  ApplyNormalizer apply{std::string(text)};
   for (const NormalizerStep& step : steps_) std::visit(apply, step);
   return std::move(apply.text);
 }

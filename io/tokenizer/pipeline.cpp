@@ -18,14 +18,8 @@ class PipelineTokenizer final : public Tokenizer {
   explicit PipelineTokenizer(Pipeline parts)
       : parts_(std::move(parts)), keeps_bytes_(parts_.byte_level && parts_.normalizer.is_local()) {
     std::vector<AddedToken> raw, normalized;
-    for (const AddedToken& token : parts_.added) {
-      if (!token.normalized) {
-        raw.push_back(token);
-        continue;
-      }
-      normalized.push_back(token);
-      normalized.back().text = parts_.normalizer.apply(token.text);
-    }
+    for (const AddedToken& token : parts_.added)
+      (token.normalized ? normalized : raw).push_back(token);
     raw_tokens_ = TokenFinder(std::move(raw));
     normalized_tokens_ = TokenFinder(std::move(normalized));
     constexpr const char* kMark = "\xE2\x96\x81";

@@ -16,7 +16,7 @@
 
 namespace tessera::io {
 
-inline constexpr std::int32_t kMaxTokenId = (1 << 24) - 1;
+inline constexpr std::int32_t kMaxTokenId = (1 << 20) - 1;
 
 /// Parts of a BPE tokenizer, in the order in which text passes them.
 struct Pipeline {

@@ -1,4 +1,5 @@
-// SentencePiece models, by libsentencepiece.
+// SentencePiece models, by libsentencepiece. Where possible, text is encoded by our own BPE, which gives the
+// same ids 10 to 20 times faster.
 
 #include <sentencepiece_processor.h>
 
@@ -7,7 +8,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/tokenizer/pipeline.h"
+#include "io/tokenizer/sentence_piece_model.h"
+#include "io/tokenizer/unicode.h"
 
 namespace tessera::io {
 namespace {
@@ -18,6 +20,10 @@ class SentencePieceTokenizer final : public Tokenizer {
     const auto status = model_.LoadFromSerializedProto(files_.content.at(kSentencePieceModel));
     require<CorruptCheckpoint>(status.ok(), "{}: not a SentencePiece model: {}",
                                files_.path(kSentencePieceModel), status.ToString());
+    if (const auto model = parse_sentence_piece_model(files_.content.at(kSentencePieceModel))) {
+      if (auto parts = sentence_piece_pipeline(*model))
+        bpe_ = make_pipeline_tokenizer(*std::move(parts));
+    }
     bos_id_ = model_.bos_id();
     eos_id_ = model_.eos_id();
     // As Hugging Face's tokenizers of such models do.
@@ -43,6 +49,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return tokens;
   }
   std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override {
+    if (bpe_ && find_malformed_utf8(text) == text.npos) return bpe_->encode(text, name);
     std::vector<int> ids;
     const auto status = model_.Encode({text.data(), text.size()}, &ids);
     require(status.ok(), "{}: {}", name, status.ToString());
@@ -61,6 +68,7 @@ class SentencePieceTokenizer final : public Tokenizer {
  private:
   TokenizerFiles files_;
   sentencepiece::SentencePieceProcessor model_;
+  TokenizerPtr bpe_;  // null if it would not give the same ids
   std::vector<std::int32_t> prefix_;
   std::int32_t bos_id_ = -1, eos_id_ = -1;
 };

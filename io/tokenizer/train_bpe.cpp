@@ -20,7 +20,7 @@ namespace {
 
 using Id = std::int32_t;
 
-std::uint64_t pair_of(Id left, Id right) {
+std::uint64_t key_of(Id left, Id right) {
   return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
 }
 
@@ -103,7 +103,7 @@ class Merger {
 
  private:
   void change(Id left, Id right, std::size_t word, int sign) {
-    const std::uint64_t pair = pair_of(left, right);
+    const std::uint64_t pair = key_of(left, right);
     PairState& state = pairs_[pair];
     state.count += sign * words_[word].count;
     if (sign < 0) return;

@@ -17,7 +17,7 @@ using Ids = std::vector<std::int32_t>;
 
 namespace {
 
-const fs::path kFixtures = fs::path(tessera::test::source_dir()) / "tests/io/tokenizer/fixtures";
+const fs::path kFixtures = fs::path(tessera::test::source_path("tests/io/tokenizer/fixtures"));
 
 const json& expectations() {
   static const json all = json::parse(read_file(kFixtures / "expected.json", 1 << 20));
@@ -72,7 +72,8 @@ TEST_CASE("malformed UTF-8 is kept by byte-level tokenizers and else replaced by
   }
 }
 
-TEST_CASE("a description carries the tokenizer, and decoding one id at a time gives the same text") {
+TEST_CASE(
+    "a description carries the tokenizer, and decoding one id at a time gives the same text") {
   for (const auto& [name, expected] : expectations()["expected"].items()) {
     INFO(name);
     const auto tokenizer = open_fixture(name);

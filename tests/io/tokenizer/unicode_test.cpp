@@ -43,5 +43,6 @@ TEST_CASE("base64") {
     CHECK(decode_base64(encode_base64(text), bytes));
     CHECK(bytes == text);
   }
-  for (const char* bad : {"a", "ab==c", "a===", "!!!!", "QQ=", "QR=="}) CHECK(!decode_base64(bad, bytes));
+  for (const char* bad : {"a", "ab==c", "a===", "!!!!", "QQ=", "QR=="})
+    CHECK(!decode_base64(bad, bytes));
 }

@@ -45,7 +45,8 @@ int run(const Options& options) {
                         .val_fraction = 0,
                         .vocab_size = model.arch().vocab_size,
                         .fixed_tokenizer = loaded.tokenizer,
-                        .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty()});
+                        .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty(),
+                        .no_tokenizer = loaded.no_tokenizer});
   const auto warn = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", text);
   };

@@ -152,19 +152,17 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   config.validate(world_size);
 
-  setup.dataset =
-      io::open_dataset({.train = config.data.train,
-                        .val = config.data.val,
-                        .tokenizer = config.data.tokenizer,
-                        .val_fraction = config.data.val_fraction,
-                        .vocab_size = config.model.vocab_size,
-                        .fixed_tokenizer = tokenizer,
-                        .refuse_text = positions > 0 && !tokenizer && !tokenizer_given});
+  setup.dataset = io::open_dataset({.train = config.data.train,
+                                    .val = config.data.val,
+                                    .tokenizer = config.data.tokenizer,
+                                    .val_fraction = config.data.val_fraction,
+                                    .vocab_size = config.model.vocab_size,
+                                    .fixed_tokenizer = tokenizer,
+                                    .refuse_text = positions > 0 && !tokenizer && !tokenizer_given,
+                                    .no_tokenizer = no_tokenizer});
   config.model.vocab_size = setup.dataset.vocab_size;
   if (setup.dataset.tokenizer && tokenizer && !tokenizer_given)
     config.data.tokenizer = name_of(*tokenizer, setup.state.config, config.model.init_from);
-  if (setup.init_from && !tokenizer)
-    setup.notes.push_back("note: the model's tokenizer is not used: " + no_tokenizer);
   for (const std::string& warning : setup.dataset.warnings)
     setup.notes.push_back("warning: " + warning);
   const auto order = io::parse_data_order(config.data.order);
