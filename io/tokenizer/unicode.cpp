@@ -3,7 +3,6 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -50,6 +49,9 @@ utf8proc_category_t category(char32_t point) {
 
 /// A character of the same category, length and, if Han, script, which Unicode 14 has.
 std::string_view stand_in(char32_t point) {
+  // Most characters lie in these gaps of the table.
+  if (point < 0x897 || (point > 0x31EF && point < 0xA7CB) || (point > 0xA7DC && point < 0x105C0))
+    return {};
   const auto range = std::ranges::lower_bound(kUnicodeAdditions, point, {}, &UnicodeAddition::last);
   return range != std::end(kUnicodeAdditions) && range->first <= point ? range->stand_in
                                                                        : std::string_view();
@@ -114,10 +116,24 @@ class StableSet {
 };
 
 const StableSet& stable_set(NormalForm form) {
-  static const std::array<StableSet, 4> sets = {
-      StableSet(NormalForm::NFC), StableSet(NormalForm::NFD), StableSet(NormalForm::NFKC),
-      StableSet(NormalForm::NFKD)};
-  return sets[static_cast<std::size_t>(form)];
+  switch (form) {  // each is made on first use, which takes 30 ms
+    case NormalForm::NFC: {
+      static const StableSet set(NormalForm::NFC);
+      return set;
+    }
+    case NormalForm::NFD: {
+      static const StableSet set(NormalForm::NFD);
+      return set;
+    }
+    case NormalForm::NFKC: {
+      static const StableSet set(NormalForm::NFKC);
+      return set;
+    }
+    case NormalForm::NFKD:
+      break;
+  }
+  static const StableSet set(NormalForm::NFKD);
+  return set;
 }
 
 }  // namespace
