@@ -24,6 +24,7 @@ class Message {
   /// @return false at the end, and if the message is malformed
   bool next(Field& field) {
     std::uint64_t tag = 0;
+    field = {};
     if (bytes_.empty() || !varint(tag)) return false;
     field.number = tag >> 3;
     switch (tag & 7) {

@@ -20,7 +20,9 @@ json valid() {
           {"added_tokens", json::array()},
           {"pre_tokenizer", {{"type", "Metaspace"}}},
           {"model",
-           {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {"a b"}}}}};
+           {{"type", "BPE"},
+            {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}},
+            {"merges", json::array({"a b"})}}}};
 }
 
 struct Files {
@@ -71,8 +73,8 @@ TEST_CASE("tokenizer.json: malformed fields") {
   files.malformed("/model/merges/0", "ab",
                   "expected two tokens with a space between, found \"ab\"");
   files.malformed("/model/merges/0", "a b c", "expected two tokens");
-  files.malformed("/model/merges/0", {"a"}, "expected two tokens, found 1");
-  files.malformed("/model/merges/0", {"a", 3}, "model.merges[0][1]");
+  files.malformed("/model/merges/0", json::array({"a"}), "expected two tokens, found 1");
+  files.malformed("/model/merges/0", json::array({"a", 3}), "model.merges[0][1]");
   files.malformed("/model/merges/0", "a x", "\"x\" is not in the vocabulary");
   files.malformed("/model/merges/0", "b a", "\"ba\" is not in the vocabulary");
   files.malformed("/model/fuse_unk", 1, "model.fuse_unk: expected true or false");
@@ -87,13 +89,13 @@ TEST_CASE("tokenizer.json: malformed fields") {
                   "decoder.start");
   files.malformed("/post_processor",
                   {{"type", "TemplateProcessing"},
-                   {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}},
+                   {"single", json::array({{{"SpecialToken", {{"id", "<s>"}}}}})},
                    {"special_tokens", json::object()}},
                   "post_processor.special_tokens");
   files.malformed("/post_processor",
                   {{"type", "TemplateProcessing"},
-                   {"single", {{{"SpecialToken", {{"id", "<s>"}}}}}},
-                   {"special_tokens", {{"<s>", {{"ids", {7}}}}}}},
+                   {"single", json::array({{{"SpecialToken", {{"id", "<s>"}}}}})},
+                   {"special_tokens", {{"<s>", {{"ids", json::array({7})}}}}}},
                   "post_processor: id 7 is outside the vocabulary of 3");
   files.refused<InvalidArgument>("tokenizer.json", R"({"version":"1.0","model":)",
                                  "not valid JSON");
