@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
-#include "io/base/size.h"
 #include "io/data/dataset.h"
 #include "io/data/recognize.h"
 #include "io/data/tokenizer.h"
@@ -22,7 +22,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct TokenizeCommand {
   std::vector<std::string> files;
   std::string tokenizer, out;
   bool no_special = false, overwrite = false, json = false;
@@ -47,7 +47,7 @@ std::string token_file(const std::vector<std::int32_t>& ids, bool wide) {
   return content;
 }
 
-int run(const Options& options) {
+int run_tokenize(const TokenizeCommand& options) {
   require(io::is_token_file(options.out), "--out {}: the name of a token file ends in .bin",
           options.out);
   io::require_replaceable(options.out);
@@ -83,7 +83,7 @@ int run(const Options& options) {
       format_rows(detect_console(STDOUT_FILENO),
                   {{"written", options.out},
                    {"tokens", fmt::format("{} of {} ids", ids.size(), tokenizer->vocab_size())},
-                   {"text", io::format_bytes(bytes)},
+                   {"text", format_bytes(bytes)},
                    {"time", format_duration(seconds.count())}}));
   return 0;
 }
@@ -91,7 +91,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_data_tokenize(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TokenizeCommand>();
   CLI::App* app = parent.add_subcommand(
       "tokenize",
       "Write the token ids of text to a token file (.bin), which training reads faster");
@@ -104,7 +104,7 @@ Command add_data_tokenize(CLI::App& parent) {
                 "Leave out the special tokens that the tokenizer puts around a document");
   app->add_flag("--overwrite", options->overwrite, "Replace the file");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_tokenize(*options); }};
 }
 
 }  // namespace tessera::tools

@@ -21,7 +21,7 @@
 namespace tessera::tools {
 namespace {
 
-struct Options {
+struct TrainTokenizerCommand {
   std::vector<std::string> files;
   std::string out = "tokenizer.json";
   io::TrainBpeOptions bpe;
@@ -29,7 +29,7 @@ struct Options {
   bool overwrite = false, json = false;
 };
 
-int run(const Options& options) {
+int run_train_tokenizer(const TrainTokenizerCommand& options) {
   io::require_replaceable(options.out);
   require<IoError>(options.overwrite || !io::is_there(options.out),
                    "{} exists; name another --out, or replace it with --overwrite", options.out);
@@ -69,7 +69,7 @@ int run(const Options& options) {
 }  // namespace
 
 Command add_data_train_tokenizer(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TrainTokenizerCommand>();
   CLI::App* app = parent.add_subcommand(
       "train-tokenizer",
       "Train a byte-level BPE tokenizer on text and write a tokenizer.json, for data.tokenizer and "
@@ -87,7 +87,7 @@ Command add_data_train_tokenizer(CLI::App& parent) {
       ->capture_default_str();
   app->add_flag("--overwrite", options->overwrite, "Replace the file");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] { return run_train_tokenizer(*options); }};
 }
 
 }  // namespace tessera::tools
