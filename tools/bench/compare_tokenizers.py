@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares token ids and speed of `tessera data tokenize` with the reference libraries, for published vocabularies.
 
-  tokenizers.py BUILD_DIR TEXT... [--only NAME ...] [--runs N]
+  compare_tokenizers.py BUILD_DIR TEXT... [--only NAME ...] [--runs N]
 
 Each TEXT is a UTF-8 file; together they should have 20 MB or more, of many scripts. For each vocabulary and text, runs both
 alternately, on one thread each, and prints whether the ids are equal and the best speed of each in MB/s.
