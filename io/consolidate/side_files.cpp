@@ -96,6 +96,14 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   const Json trainer = parse_json(reader.trainer_json(), source);
   const auto tokenizer = trainer.find("tokenizer");
   if (tokenizer == trainer.end() || !tokenizer->is_object()) return;
+  std::map<std::string, std::string> original = tokenizer_files(*tokenizer, source);
+  if (!original.empty()) {
+    if (!original.contains(kTokenizerConfig) && original.contains(kTokenizer))
+      add_json(files, kTokenizerConfig, tokenizer_config_to_hf(config["n_positions"]));
+    for (auto& [name, content] : original)
+      if (is_side_file(name)) files.push_back({name, std::move(content)});
+    return;
+  }
   add_json(files, kOwnTokenizer, *tokenizer);
   if (const auto hf = tokenizer_to_hf(*tokenizer)) {
     add_json(files, kTokenizer, *hf);

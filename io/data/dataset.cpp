@@ -46,8 +46,7 @@ TokenSourcePtr open_text_files(const std::vector<std::string>& files, const Toke
     if (tokenizer.kind() == "bytes") {
       sources.push_back(open_byte_file(file));
     } else {
-      const auto ids = tokenizer.encode(read_text(file), file);
-      sources.push_back(tokens_in_memory(std::vector<std::uint16_t>(ids.begin(), ids.end())));
+      sources.push_back(token_ids_in_memory(tokenizer.encode_document(read_text(file), file)));
     }
   }
   return concatenate_tokens(std::move(sources));
@@ -114,8 +113,9 @@ Dataset open_dataset(const DatasetOptions& options) {
 
   require<Unsupported>(
       !options.refuse_text,
-      "the model came without a tokenizer that this build reads, so text ({}) cannot be encoded; "
+      "the model came without a tokenizer that this build reads{}, so text ({}) cannot be encoded; "
       "give token files (.bin), or its tokenizer (--data.tokenizer in train, --tokenizer in eval)",
+      options.no_tokenizer.empty() ? "" : fmt::format(" ({})", options.no_tokenizer),
       files.front());
   data.tokenizer = choose_tokenizer(options, files);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();

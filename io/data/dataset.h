@@ -19,13 +19,14 @@ bool is_token_file(const std::string& path);
 struct DatasetOptions {
   std::vector<std::string> train = {};  ///< files or globs; all token files, or all text
   std::vector<std::string> val = {};    ///< same kind as train; empty: split off the training text
-  std::string tokenizer = "bytes";      ///< for text: "bytes", "chars", or a tokenizer file
+  std::string tokenizer = "bytes";  ///< for text: "bytes", "chars", or what load_tokenizer() reads
   /// Fraction at the end of the training text used for validation if val is empty, in [0, 1). Token
   /// files are never split.
   double val_fraction = 0.1;
   std::int64_t vocab_size = 0;  ///< of the model; ids must be below it. 0: derived from the data
   TokenizerPtr fixed_tokenizer = nullptr;  ///< tokenizer of the model; overrides `tokenizer`
   bool refuse_text = false;                ///< accept only token files: the model has no tokenizer
+  std::string no_tokenizer = {};           ///< why it has none, for the error
 };
 
 struct Dataset {
@@ -38,8 +39,9 @@ struct Dataset {
 };
 
 /// Opens training and validation data. The vocabulary of "chars" is the sorted set of characters of
-/// all text, as in nanoGPT's character example. Text for "chars" takes 2 bytes of memory per
-/// character; other data stays on disk.
+/// all text, as in nanoGPT's character example. Text takes 2 or 4 bytes of memory per token, unless
+/// tokens are bytes; other data stays on disk. Each text file is a document: it begins and ends with the
+/// special tokens that the tokenizer's authors chose.
 /// @throws IoError or CorruptCheckpoint on files that are unreadable, malformed, or of another
 ///   format (an archive, a NumPy array, JSONL, ...); InvalidArgument on options that contradict
 ///   each other or the data

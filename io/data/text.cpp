@@ -3,11 +3,9 @@
 #include "core/base/error.h"
 
 namespace tessera::io {
-namespace {
 
-/// Length in bytes of the UTF-8 sequence at `text[i]`; 0 if it is malformed. Source: Unicode 15,
-/// table 3-7, "Well-Formed UTF-8 Byte Sequences".
-int sequence_length(std::string_view text, std::size_t i) {
+// Source: Unicode 15, table 3-7, "Well-Formed UTF-8 Byte Sequences".
+int utf8_sequence_length(std::string_view text, std::size_t i) {
   const auto byte = [&](std::size_t k) -> unsigned {
     return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0U;
   };
@@ -25,13 +23,11 @@ int sequence_length(std::string_view text, std::size_t i) {
   return continues(2) && continues(3) ? 4 : 0;
 }
 
-}  // namespace
-
 std::u32string decode_utf8(std::string_view text, std::string_view name) {
   std::u32string out;
   out.reserve(text.size());
   for (std::size_t i = 0; i < text.size();) {
-    const int length = sequence_length(text, i);
+    const int length = utf8_sequence_length(text, i);
     require(
         length > 0,
         "{}: byte {} (0x{:02x}) is not valid UTF-8; use data.tokenizer=bytes, which accepts any "

@@ -70,9 +70,10 @@ class Concatenation final : public TokenSource {
   std::vector<std::int64_t> ends_;
 };
 
+template <typename T>
 class InMemory final : public TokenSource {
  public:
-  explicit InMemory(std::vector<std::uint16_t> tokens) : tokens_(std::move(tokens)) {}
+  explicit InMemory(std::vector<T> tokens) : tokens_(std::move(tokens)) {}
   std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()); }
   void read(std::int64_t begin, std::int64_t count, std::int32_t* dst) const override {
     check_token_range(begin, count, size());
@@ -80,7 +81,7 @@ class InMemory final : public TokenSource {
   }
 
  private:
-  std::vector<std::uint16_t> tokens_;
+  std::vector<T> tokens_;
 };
 
 }  // namespace
@@ -97,7 +98,13 @@ TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources) {
 }
 
 TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens) {
-  return std::make_shared<InMemory>(std::move(tokens));
+  return std::make_shared<InMemory<std::uint16_t>>(std::move(tokens));
+}
+
+TokenSourcePtr token_ids_in_memory(const std::vector<std::int32_t>& ids) {
+  const bool is_small = std::ranges::all_of(ids, [](std::int32_t id) { return id <= 0xFFFF; });
+  if (is_small) return tokens_in_memory(std::vector<std::uint16_t>(ids.begin(), ids.end()));
+  return std::make_shared<InMemory<std::int32_t>>(ids);
 }
 
 std::int32_t max_token_id(const TokenSource& source) {

@@ -31,6 +31,8 @@ TokenSourcePtr slice_tokens(TokenSourcePtr source, std::int64_t begin, std::int6
 /// @throws InvalidArgument if there are no sources
 TokenSourcePtr concatenate_tokens(std::vector<TokenSourcePtr> sources);
 TokenSourcePtr tokens_in_memory(std::vector<std::uint16_t> tokens);
+/// Takes 2 bytes a token if all ids are below 65536, else 4.
+TokenSourcePtr token_ids_in_memory(const std::vector<std::int32_t>& ids);
 /// Largest id; -1 if the source is empty. Reads the whole source.
 std::int32_t max_token_id(const TokenSource& source);
 

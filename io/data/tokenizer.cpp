@@ -9,6 +9,7 @@
 #include "io/base/file.h"
 #include "io/base/json.h"
 #include "io/data/text.h"
+#include "io/tokenizer/files.h"
 
 namespace tessera::io {
 namespace {
@@ -79,6 +80,24 @@ class CharTokenizer final : public Tokenizer {
   std::unordered_map<char32_t, std::int32_t> ids_;
 };
 
+constexpr std::int64_t kMaxDescription = 512 << 20;  // bytes
+
+/// Whether a file holds the JSON of to_json(), or nothing that another kind of file begins with.
+bool is_own_description(const std::string& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return false;
+  const File file = File::open(path);
+  std::string head(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 256)), '\0');
+  file.read(0, head.data(), head.size());
+  const std::size_t first = head.find_first_not_of(" \t\r\n");
+  if (first == head.npos || head[first] == '[' || head.starts_with("\xEF\xBB\xBF")) return true;
+  if (head[first] != '{') return false;
+  const std::size_t key = head.find_first_not_of(" \t\r\n", first + 1);
+  if (key == head.npos || head[key] != '"') return true;
+  const std::string_view name = std::string_view(head).substr(key + 1);
+  return name.starts_with("type\"") || name.starts_with("files\"") || name.starts_with("binary\"");
+}
+
 }  // namespace
 
 TokenizerPtr make_byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
@@ -98,23 +117,28 @@ TokenizerPtr make_char_tokenizer(std::u32string vocabulary) {
   return std::make_shared<CharTokenizer>(std::move(vocabulary));
 }
 
+std::vector<std::int32_t> Tokenizer::encode_document(std::string_view text,
+                                                     std::string_view name) const {
+  std::vector<std::int32_t> ids = encode(text, name);
+  const auto before = prefix(), after = suffix();
+  ids.insert(ids.begin(), before.begin(), before.end());
+  ids.insert(ids.end(), after.begin(), after.end());
+  return ids;
+}
+
 TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& source) {
   const Json json = parse_json(text, source);
   require(json.is_object(), "a tokenizer must be a JSON object, found {}", json.type_name());
-  if (json.contains("model") || json.contains("added_tokens")) {
-    throw Unsupported(
-        "this is a Hugging Face tokenizer.json, which this build cannot read; use bytes, chars, or "
-        "token files (.bin) made with it");
-  }
   const auto type = json.find("type");
   require(type != json.end() && type->is_string(),
-          "a tokenizer needs a string \"type\" (bytes or chars), found {}",
+          "a tokenizer needs a string \"type\" (bytes, chars or files), found {}",
           type == json.end() ? "none" : type->type_name());
   const auto& kind = type->get_ref<const std::string&>();
   if (kind == "bytes") return make_byte_tokenizer();
+  if (kind == "files") return make_tokenizer(tokenizer_files_from_json(json, source));
   if (kind != "chars") {
-    throw Unsupported("tokenizer type \"{}\" is not known to this build; it has bytes and chars",
-                      kind);
+    throw Unsupported(
+        "tokenizer type \"{}\" is not known to this build; it has bytes, chars and files", kind);
   }
   const auto vocabulary = json.find("vocabulary");
   require(vocabulary != json.end() && vocabulary->is_string(),
@@ -125,10 +149,9 @@ TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& sourc
 }
 
 TokenizerPtr load_tokenizer(const std::string& path) {
-  constexpr std::int64_t kLimit = 64 << 20;
-  const std::string text = read_file(path, kLimit);
+  if (!is_own_description(path)) return make_tokenizer(read_tokenizer_files(path));
   try {
-    return tokenizer_from_json(text, path);
+    return tokenizer_from_json(read_file(path, kMaxDescription), path);
   } catch (const CorruptCheckpoint& error) {
     throw InvalidArgument("expected a tokenizer file: {}", error.what());
   } catch (const InvalidArgument& error) {

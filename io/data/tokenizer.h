@@ -9,11 +9,17 @@
 
 namespace tessera::io {
 
+/// A token with a meaning of its own, such as <|endoftext|>.
+struct SpecialToken {
+  std::int32_t id = 0;
+  std::string text;
+};
+
 /// Converts text to token ids and back. Immutable and thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  /// "bytes", "chars"
+  /// "bytes", "chars", "bpe", "sentencepiece", "tiktoken"
   virtual std::string_view kind() const = 0;
   virtual std::int64_t vocab_size() const = 0;
   /// @param name  of the text in messages
@@ -22,8 +28,21 @@ class Tokenizer {
                                            std::string_view name = "text") const = 0;
   /// @throws InvalidArgument on an id outside the vocabulary
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
-  /// {"type":"bytes"} or {"type":"chars","vocabulary":"..."}. Inverse of tokenizer_from_json().
+  /// {"type":"bytes"}, {"type":"chars","vocabulary":"..."}, or {"type":"files",...} with the files that
+  /// the tokenizer was read from. Inverse of tokenizer_from_json().
   virtual std::string to_json() const = 0;
+
+  /// Ids that the tokenizer's authors put before and after a text; encode() leaves them out.
+  virtual std::vector<std::int32_t> prefix() const { return {}; }
+  virtual std::vector<std::int32_t> suffix() const { return {}; }
+  /// Prefix, ids of the text, suffix.
+  std::vector<std::int32_t> encode_document(std::string_view text,
+                                            std::string_view name = "text") const;
+  /// Beginning and end of a text; -1 if unknown.
+  virtual std::int32_t bos_id() const { return -1; }
+  virtual std::int32_t eos_id() const { return -1; }
+  /// encode() finds their texts in text.
+  virtual std::vector<SpecialToken> special_tokens() const { return {}; }
 };
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
@@ -38,9 +57,10 @@ TokenizerPtr make_char_tokenizer(std::u32string vocabulary);
 /// @throws CorruptCheckpoint on malformed JSON, InvalidArgument on a malformed description,
 ///   Unsupported on an unknown type
 TokenizerPtr tokenizer_from_json(std::string_view text, const std::string& source = "tokenizer");
-/// Reads a tokenizer file: the JSON of to_json().
-/// @throws IoError, CorruptCheckpoint (over 64 MiB), InvalidArgument, Unsupported (e.g. for a
-///   Hugging Face tokenizer.json)
+/// Reads a tokenizer file, or a directory that holds one: the JSON of to_json(), Hugging Face's
+/// tokenizer.json, vocab.json and merges.txt, a SentencePiece model, tiktoken's ranks, or Mistral's tekken.json.
+/// The content decides.
+/// @throws IoError, InvalidArgument, Unsupported; messages name the file
 TokenizerPtr load_tokenizer(const std::string& path);
 
 }  // namespace tessera::io

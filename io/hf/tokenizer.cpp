@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/base/error.h"
+#include "io/base/base64.h"
 #include "io/base/json.h"
 
 namespace tessera::io {
@@ -88,6 +90,22 @@ std::optional<Json> tokenizer_to_hf(const Json& description) {
                    {"vocab", char_vocabulary(vocabulary->get_ref<const std::string&>())},
                    {"unk_token", "<unk>"}};
   return tokenizer(model, split, {{"type", "Fuse"}});
+}
+
+std::map<std::string, std::string> tokenizer_files(const Json& description,
+                                                   const std::string& source) {
+  std::map<std::string, std::string> files;
+  const JsonReader root(description, source + ": tokenizer");
+  if (!root.has("type") || root.at("type").value() != "files") return files;
+  for (const auto& item : root.at("files").object().items())
+    files[item.key()] = root.at("files").at(item.key()).string();
+  if (!root.has("binary")) return files;
+  for (const auto& item : root.at("binary").object().items()) {
+    const JsonReader text = root.at("binary").at(item.key());
+    require<CorruptCheckpoint>(decode_base64(text.string(), files[item.key()]),
+                               "{}: expected base64", text.where());
+  }
+  return files;
 }
 
 Json tokenizer_config_to_hf(std::int64_t seq_len) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "io/base/json.h"
 
@@ -11,6 +13,12 @@ namespace tessera::io {
 /// tokenizer_tessera.json. Characters outside the vocabulary remain an error. Empty unless the
 /// description is of type bytes or chars.
 std::optional<Json> tokenizer_to_hf(const Json& description);
+
+/// The files that a description of type "files" holds, by name; none for another type.
+/// @param source  of the description, for errors
+/// @throws CorruptCheckpoint
+std::map<std::string, std::string> tokenizer_files(const Json& description,
+                                                   const std::string& source);
 
 /// tokenizer_config.json to go with tokenizer.json. Without it, AutoTokenizer looks for GPT-2's
 /// vocabulary.

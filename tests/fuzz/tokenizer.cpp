@@ -17,7 +17,8 @@ TESSERA_FUZZ_TARGET(tokenizer, "tokenizer") {
     const std::string_view text = input.substr(std::min(cut + 1, input.size()));
     const auto ids = tokenizer->encode(text);
     for (const std::int32_t id : ids) fuzz::expect(id >= 0 && id < tokenizer->vocab_size());
-    fuzz::expect(tokenizer->decode(ids) == text);
+    const bool is_lossless = tokenizer->kind() == "bytes" || tokenizer->kind() == "chars";
+    fuzz::expect(!is_lossless || tokenizer->decode(ids) == text);
     fuzz::expect(io::tokenizer_from_json(tokenizer->to_json())->encode(text) == ids);
   });
   return 0;

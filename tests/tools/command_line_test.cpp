@@ -42,8 +42,8 @@ TEST_CASE("help and version go to standard output and succeed") {
   const Result help = run("--help");
   CHECK(help.code == 0);
   CHECK(help.err.empty());
-  for (const char* command :
-       {"train", "generate", "eval", "consolidate", "checkpoint", "doctor", "run", "run-report"}) {
+  for (const char* command : {"train", "generate", "eval", "consolidate", "checkpoint", "data",
+                              "doctor", "run", "run-report"}) {
     INFO(command);
     CHECK(holds(help.out, command));
     const Result own = run(std::string(command) + " --help");

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include "core/base/error.h"
+#include "io/data/tokenizer.h"
 #include "models/gpt2.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/paths.h"
 
 using namespace tessera;
 using namespace tessera::tools;
@@ -94,6 +96,16 @@ TEST_CASE("unprintable bytes become the replacement character") {
   CHECK(printable("\xff\xc3") == r + r);
   CHECK(printable("\xed\xa0\x80") == r + r + r);  // a surrogate
   CHECK(printable("") == "");
+}
+
+TEST_CASE("streamed text is the text of all ids") {
+  const auto tokenizer =
+      io::load_tokenizer(test::source_path("tests/io/tokenizer/fixtures/llama2.json"));
+  const std::string text = "Hello  world, \u6211 d\u00e9j\u00e0";
+  TextStream stream(*tokenizer);
+  std::string streamed;
+  for (const std::int32_t id : tokenizer->encode(text)) streamed += stream.next({&id, 1});
+  CHECK(streamed == text);
 }
 
 TEST_CASE("streamed text is shown in whole characters, whatever the chunks") {

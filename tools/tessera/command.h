@@ -32,6 +32,11 @@ Command add_doctor(CLI::App& parent);
 Command add_plan(CLI::App& parent);
 Command add_run(CLI::App& parent);
 Command add_run_report(CLI::App& parent);
+Command add_data(CLI::App& parent);
+
+// The commands of `data`, in tools/tessera/data/.
+Command add_data_tokenize(CLI::App& parent);
+Command add_data_train_tokenizer(CLI::App& parent);
 
 // The commands of `checkpoint`, in tools/tessera/checkpoint/.
 Command add_checkpoint_list(CLI::App& parent);

@@ -77,7 +77,6 @@ TEST_CASE("a malformed tokenizer file is refused with its name") {
   refused("{\"type\":\"chars\",\"vocabulary\":\"ba\"}", "sorted");
   CHECK_THROWS_HOLDING(Unsupported, "\"spm\"",
                        load_tokenizer(dir.write("t.json", "{\"type\":\"spm\"}")));
-  CHECK_THROWS_HOLDING(Unsupported, "Hugging Face",
-                       load_tokenizer(dir.write("t.json", "{\"model\":{},\"added_tokens\":[]}")));
+  refused("{\"model\":{},\"added_tokens\":[]}", "model: the field \"vocab\" is missing");
   CHECK_THROWS_HOLDING(IoError, "No such file", load_tokenizer(dir.file("absent.json")));
 }

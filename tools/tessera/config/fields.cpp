@@ -48,7 +48,8 @@ std::vector<Field> make_fields() {
       text(KEY(data.val),
            "validation files or globs; empty: the end of the text, or nothing if data.train is "
            "token files"),
-      text(KEY(data.tokenizer), "for text: bytes, chars, or a tokenizer file"),
+      text(KEY(data.tokenizer),
+           "for text: bytes, chars, a tokenizer file, or a directory with one"),
       number(KEY(data.val_fraction), 0, 0.99,
              "share of the text, at its end, used for validation if data.val is empty"),
       text(KEY(data.order), "order of the training rows", {"shuffled", "sequential"}),

@@ -45,7 +45,8 @@ int run(const Options& options) {
                         .val_fraction = 0,
                         .vocab_size = model.arch().vocab_size,
                         .fixed_tokenizer = loaded.tokenizer,
-                        .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty()});
+                        .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty(),
+                        .no_tokenizer = loaded.no_tokenizer});
   const auto warn = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
@@ -112,7 +113,7 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--data", options->data, "Token files (.bin), or text for the model's tokenizer")
       ->required();
   app->add_option("--tokenizer", options->tokenizer,
-                  "For text, if the model has none: bytes, chars, or a tokenizer file");
+                  "For text, if the model has none: bytes, chars, a tokenizer file or directory");
   app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's context length")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
@@ -28,12 +29,17 @@ int run(const Options& options) {
           "give a prompt: either --prompt TEXT or --prompt-tokens ID ...");
   LoadedModel loaded = load_model(options.model, options.load);
   std::vector<std::int32_t> prompt = options.prompt_tokens;
+  std::size_t hidden = 0;  // special tokens before the prompt's text
   if (prompt.empty()) {
-    require<Unsupported>(loaded.tokenizer != nullptr,
-                         "{} came without a tokenizer that this build reads "
-                         "(tokenizer_tessera.json); give token ids with --prompt-tokens",
-                         loaded.path.string());
+    require<Unsupported>(
+        loaded.tokenizer != nullptr,
+        "{} came without a tokenizer that this build reads ({}); give token ids with "
+        "--prompt-tokens",
+        loaded.path.string(), loaded.no_tokenizer);
     prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
+    const auto prefix = loaded.tokenizer->prefix();
+    hidden = prefix.size();
+    prompt.insert(prompt.begin(), prefix.begin(), prefix.end());
   }
   const std::int64_t vocab_size = loaded.model->arch().vocab_size;
   for (const std::int32_t id : prompt)
@@ -44,18 +50,21 @@ int run(const Options& options) {
   // Streams text unless --json is given. `pending` holds an incomplete UTF-8 character.
   const bool stream = !options.json;
   std::string pending;
+  std::optional<TextStream> text;
+  if (loaded.tokenizer) text.emplace(*loaded.tokenizer);
   const char* separator = "";
   const auto show = [&](std::span<const std::int32_t> tokens) {
-    if (!stream) return;
     if (loaded.tokenizer == nullptr) {
+      if (!stream) return;
       std::cout << separator << fmt::format("{}", fmt::join(tokens, " ")) << std::flush;
       separator = " ";
     } else {
-      pending += text_of(*loaded.tokenizer, tokens);
-      std::cout << take_printable(pending) << std::flush;
+      pending += text->next(tokens);
+      if (stream) std::cout << take_printable(pending) << std::flush;
     }
   };
-  show(prompt);
+  show(std::span(prompt).subspan(hidden));
+  if (!stream) pending.clear();
   const auto ids = generate(*loaded.model, loaded.context, prompt, options.max_new_tokens,
                             options.sampling, key, [&](std::int32_t token) {
                               show({&token, 1});
@@ -68,7 +77,7 @@ int run(const Options& options) {
   out["model"] = loaded.path.string();
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
-  if (loaded.tokenizer) out["text"] = printable(text_of(*loaded.tokenizer, ids));
+  if (loaded.tokenizer) out["text"] = printable(pending);
   // error_handler_t::replace, because the path can be invalid UTF-8.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   std::cout << out.dump(-1, ' ', false, kReplace) << std::endl;

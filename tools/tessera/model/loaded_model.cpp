@@ -41,7 +41,7 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
               [&](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
                 source->read(p.name, begin, end, out, DType::F32);
               });
-  loaded.tokenizer = model_tokenizer(*source);
+  loaded.tokenizer = model_tokenizer(*source, loaded.no_tokenizer);
   return loaded;
 }
 

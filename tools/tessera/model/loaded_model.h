@@ -17,6 +17,7 @@ struct LoadedModel {
   std::shared_ptr<Context> context;
   std::unique_ptr<models::LanguageModel> model;
   io::TokenizerPtr tokenizer;  ///< null if the model has none that this build reads
+  std::string no_tokenizer;    ///< why it is null
   std::filesystem::path path;  ///< resolved source
 };
 

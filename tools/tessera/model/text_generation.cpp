@@ -62,6 +62,15 @@ std::string text_of(const io::Tokenizer& tokenizer, std::span<const std::int32_t
   return text;
 }
 
+std::string TextStream::next(std::span<const std::int32_t> ids) {
+  constexpr std::size_t kContext = 4;
+  const std::string before = text_of(tokenizer_, last_);
+  last_.insert(last_.end(), ids.begin(), ids.end());
+  std::string text = text_of(tokenizer_, last_);
+  if (last_.size() > kContext) last_.erase(last_.begin(), last_.end() - kContext);
+  return text.starts_with(before) ? text.substr(before.size()) : text_of(tokenizer_, ids);
+}
+
 std::string printable(std::string_view text) {
   std::string result;
   while (!text.empty()) {

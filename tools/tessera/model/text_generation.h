@@ -29,6 +29,19 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
 /// tokenizer lacks become the replacement character.
 std::string text_of(const io::Tokenizer& tokenizer, std::span<const std::int32_t> ids);
 
+/// The text of a sequence of ids, as they come. The text of a token may depend on the one before it:
+/// SentencePiece's first one loses its space.
+class TextStream {
+ public:
+  explicit TextStream(const io::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  /// The text that these ids add.
+  std::string next(std::span<const std::int32_t> ids);
+
+ private:
+  const io::Tokenizer& tokenizer_;
+  std::vector<std::int32_t> last_;
+};
+
 /// Makes text safe for a terminal: invalid UTF-8 and control characters (except tab, newline, and
 /// CR before newline) become the replacement character.
 std::string printable(std::string_view text);

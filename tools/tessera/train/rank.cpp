@@ -215,10 +215,14 @@ void Rank::show_sample() {
     const io::Tokenizer& tokenizer = *setup_.dataset.tokenizer;
     const RngKey key = RngKey::make(static_cast<std::uint64_t>(config_.train.seed),
                                     RngPurpose::Sampling, static_cast<std::uint64_t>(state_.step));
-    const auto prompt = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
+    const auto text = tokenizer.encode(config_.train.sample_prompt, "train.sample_prompt");
+    auto prompt = tokenizer.prefix();
+    prompt.insert(prompt.end(), text.begin(), text.end());
+    TextStream stream(tokenizer);
+    stream.next(text);
     const auto ids = generate(*model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
-                     printable(text_of(tokenizer, ids))));
+                     printable(stream.next(ids))));
   }
   // Other ranks wait here for rank 0, because the next collective has a shorter deadline.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");

@@ -58,6 +58,16 @@ io::TokenizerPtr tokenizer_of(const train::TrainerState& state) {
   return state.tokenizer == "null" ? nullptr : io::tokenizer_from_json(state.tokenizer);
 }
 
+// The value of data.tokenizer for a stored tokenizer that is not given again.
+std::string name_of(const io::Tokenizer& tokenizer, const std::string& stored_config,
+                    const std::string& init_from) {
+  if (tokenizer.kind() == "bytes" || tokenizer.kind() == "chars")
+    return std::string(tokenizer.kind());
+  const auto config = nlohmann::json::parse(stored_config);
+  if (!config.is_object()) return init_from;
+  return config.value("/data/tokenizer"_json_pointer, std::string(tokenizer.kind()));
+}
+
 // Notes on changed keys that affect the training of a resumed run.
 std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
                                        std::int64_t step) {
@@ -82,15 +92,26 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
 
 }  // namespace
 
-io::TokenizerPtr model_tokenizer(const io::ModelSource& source) {
+io::TokenizerPtr model_tokenizer(const io::ModelSource& source, std::string& gap) {
+  std::filesystem::path dir = source.path();
   if (const io::CheckpointReader* checkpoint = source.checkpoint()) {
     const io::CheckpointIndex& index = checkpoint->index();
-    if (!index.trainer) return nullptr;
-    return tokenizer_of(train::parse_trainer_state(
-        checkpoint->trainer_json(), (checkpoint->path() / index.trainer->file).string()));
+    if (index.trainer) {
+      const auto tokenizer = tokenizer_of(train::parse_trainer_state(
+          checkpoint->trainer_json(), (checkpoint->path() / index.trainer->file).string()));
+      if (tokenizer) return tokenizer;
+    }
+    dir = source.path() / "../../tokenizer";
   }
-  const auto file = source.path() / kTokenizerFile;
-  return std::filesystem::exists(file) ? io::load_tokenizer(file.string()) : nullptr;
+  const auto own = dir / kTokenizerFile;
+  if (std::filesystem::exists(own)) return io::load_tokenizer(own.string());
+  try {
+    return io::load_tokenizer(dir.string());
+  } catch (const Error& error) {
+    std::error_code missing;
+    gap = std::filesystem::exists(dir, missing) ? error.what() : "there is none";
+    return nullptr;
+  }
 }
 
 RunSetup set_up(Config config, int world_size, const std::optional<std::filesystem::path>& resume) {
@@ -98,6 +119,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const io::LoadPolicy policy = io::parse_load_policy(config.checkpoint.load_policy);
   std::int64_t positions = 0;
   io::TokenizerPtr tokenizer;
+  std::string no_tokenizer;
   const auto adopt = [&](const std::string& section, const std::string& source,
                          const std::vector<io::TensorInfo>& tensors, bool given_wins) {
     const models::Arch stored = models::parse_arch(section, source);
@@ -118,27 +140,29 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     // Unselected tensors may have other shapes.
     adopt(setup.init_from->config().dump(), setup.init_from->path().string(),
           setup.init_from->tensors(), any_fit || !chosen.empty());
-    tokenizer = model_tokenizer(*setup.init_from);
+    tokenizer = model_tokenizer(*setup.init_from, no_tokenizer);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
-  if (tokenizer) {
-    require(!tokenizer_given || config.data.tokenizer == tokenizer->kind() ||
-                (config.data.tokenizer != "bytes" && config.data.tokenizer != "chars"),
+  const bool by_name = config.data.tokenizer == "bytes" || config.data.tokenizer == "chars";
+  if (tokenizer && tokenizer_given) {
+    require(!by_name || config.data.tokenizer == tokenizer->kind(),
             "data.tokenizer is {}, but the model was trained with {}; leave the key out",
             config.data.tokenizer, tokenizer->kind());
-    config.data.tokenizer = tokenizer->kind();
+    if (!by_name && !resume) tokenizer = io::load_tokenizer(config.data.tokenizer);
   }
   config.validate(world_size);
 
-  setup.dataset =
-      io::open_dataset({.train = config.data.train,
-                        .val = config.data.val,
-                        .tokenizer = config.data.tokenizer,
-                        .val_fraction = config.data.val_fraction,
-                        .vocab_size = config.model.vocab_size,
-                        .fixed_tokenizer = tokenizer,
-                        .refuse_text = positions > 0 && !tokenizer && !tokenizer_given});
+  setup.dataset = io::open_dataset({.train = config.data.train,
+                                    .val = config.data.val,
+                                    .tokenizer = config.data.tokenizer,
+                                    .val_fraction = config.data.val_fraction,
+                                    .vocab_size = config.model.vocab_size,
+                                    .fixed_tokenizer = tokenizer,
+                                    .refuse_text = positions > 0 && !tokenizer && !tokenizer_given,
+                                    .no_tokenizer = no_tokenizer});
   config.model.vocab_size = setup.dataset.vocab_size;
+  if (setup.dataset.tokenizer && tokenizer && !tokenizer_given)
+    config.data.tokenizer = name_of(*tokenizer, setup.state.config, config.model.init_from);
   for (const std::string& warning : setup.dataset.warnings)
     setup.notes.push_back("warning: " + warning);
   const auto order = io::parse_data_order(config.data.order);
@@ -188,7 +212,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
 std::int64_t prompt_tokens(const RunSetup& setup) {
   const std::string& prompt = setup.config.train.sample_prompt;
   if (prompt.empty()) return 0;
-  return std::ssize(setup.dataset.tokenizer->encode(prompt, "train.sample_prompt"));
+  const io::Tokenizer& tokenizer = *setup.dataset.tokenizer;
+  return std::ssize(tokenizer.encode(prompt, "train.sample_prompt")) +
+         std::ssize(tokenizer.prefix());
 }
 
 models::Arch model_of(const Config& config) {

@@ -40,9 +40,10 @@ struct RunSetup {
 /// Number of tokens of train.sample_prompt.
 std::int64_t prompt_tokens(const RunSetup& setup);
 
-/// Tokenizer of a checkpoint, or from tokenizer_tessera.json in the model's directory; null if this
-/// build can read none.
-io::TokenizerPtr model_tokenizer(const io::ModelSource& source);
+/// Tokenizer of a checkpoint, else of the `tokenizer` folder of its run, or of a model's directory; null if
+/// there is none that this build reads.
+/// @param gap  set to the reason if it is null
+io::TokenizerPtr model_tokenizer(const io::ModelSource& source, std::string& gap);
 
 /// Opens model and data. Unset shape keys come from the checkpoint or model; keys set by the user
 /// must match it, unless checkpoint.load_policy or load_tensors allows skipping mismatched tensors.
