@@ -17,6 +17,7 @@ namespace tessera::kernels {
 /// mean, rstd   [N], accumulator dtype; optional, needed by backward; RMS norm has no mean
 /// residual     [N, C], dtype of x, optional: the norm is then that of sum = x + residual, rounded
 ///              to the dtype; bitwise equal to `add` followed by the norm
+/// offset       added to the weight, in the accumulator dtype: 1 for weights around 0
 /// sum          [N, C], dtype of x; not set without a residual. May be x or residual.
 /// The variance is biased (divided by C) and computed around the mean.
 struct NormForward {
@@ -26,6 +27,7 @@ struct NormForward {
   TensorView mean{}, rstd{};
   double eps = 1e-5;
   TensorView residual{}, sum{};
+  double offset = 0.0;
 };
 void layer_norm_forward(Context& context, const NormForward& args);
 void rms_norm_forward(Context& context, const NormForward& args);
@@ -39,6 +41,7 @@ struct NormBackward {
   TensorView rstd, grad_y;
   GradientView grad_x, grad_weight;
   GradientView grad_bias{};
+  double offset = 0.0;
 };
 void layer_norm_backward(Context& context, const NormBackward& args);
 void rms_norm_backward(Context& context, const NormBackward& args);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "core/base/tensor_view.h"
@@ -10,12 +11,20 @@ class Context;
 
 namespace tessera::kernels {
 
-/// Rotary position embedding: rotates the pair (x[i], x[i + D/2]) of every head by the angle
-/// position * base^(-2 i / D), where position is first_position + t. Backward rotates gradients
-/// by the negative angle (`inverse`).
+/// Angles by which the pairs of a head rotate from one position to the next.
+struct RotaryAngles {
+  static constexpr int kMostPairs = 256;
+  int pairs = 0;                          ///< R / 2
+  double factor = 1.0;                    ///< of rotated numbers
+  std::array<double, kMostPairs> step{};  ///< radians per position; the first `pairs` are used
+};
+
+/// Rotary position embedding: rotates the pair (x[i], x[i + R/2]) of every head by the angle
+/// position * step[i], where position is first_position + t, and multiplies it by the factor.
+/// Numbers from R on are copied. Backward rotates gradients by the negative angle (`inverse`).
 ///
-/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D even; H may span
-///    the query and key heads of one packed buffer
+/// x  [B, T, H, D], f64, f32 or bf16, any strides, the last dim contiguous, D at least R; H may
+///    span the query and key heads of one packed buffer
 /// y  shape and dtype of x, any strides, the last dim contiguous; either x itself or no overlap
 /// Angles are reduced in f64, so that for f32 and bf16 their error is below 1e-6 at any position
 /// below 2^31.
@@ -23,8 +32,8 @@ namespace tessera::kernels {
 struct Rotary {
   TensorView x;
   GradientView y;
+  RotaryAngles angles;
   std::int64_t first_position = 0;
-  double base = 10000.0;  ///< 1 or more
   bool inverse = false;
   std::int64_t copied_heads = 0;  ///< number of last heads (values) to copy without rotation
 };

@@ -5,28 +5,13 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "models/gpt2.h"
+#include "io/hf/family.h"
+#include "models/decoder.h"
 
 namespace tessera::models {
-namespace {
-
-struct Family {
-  const char* name;
-  std::unique_ptr<LanguageModel> (*make)(const Arch& arch);
-};
-
-template <typename M>
-std::unique_ptr<LanguageModel> make(const Arch& arch) {
-  return std::make_unique<M>(arch);
-}
-
-constexpr Family kFamilies[] = {{"gpt2", make<Gpt2>}};
-
-}  // namespace
-
 std::vector<std::string_view> families() {
   std::vector<std::string_view> names;
-  for (const Family& family : kFamilies) names.emplace_back(family.name);
+  for (const io::HfFamily& family : io::hf_families()) names.push_back(family.name);
   return names;
 }
 
@@ -39,8 +24,7 @@ void require_family(const std::string& family, const std::string& what) {
 
 std::unique_ptr<LanguageModel> make_model(const Arch& arch) {
   require_family(arch.family, "model.arch");
-  const auto* const found = std::ranges::find(kFamilies, arch.family, &Family::name);
-  return found->make(arch);
+  return std::make_unique<Decoder>(arch);
 }
 
 }  // namespace tessera::models

@@ -31,6 +31,10 @@ class LanguageModel : public nn::Module {
   /// @return        [B, V], accumulator dtype. Not differentiable.
   virtual Tensor decode(const Tensor& tokens, nn::KvCache& cache) = 0;
 
+  /// Whether decode() of `count` more tokens would need other keys than those of `past` tokens in a
+  /// cache, because a scaled rotary embedding changes at this length: decode the whole text again.
+  virtual bool outgrows(std::int64_t past, std::int64_t count) const = 0;
+
  protected:
   /// @throws InvalidArgument on a shape that does not fit
   explicit LanguageModel(const Arch& arch) : arch_(arch) { arch_.validate(); }

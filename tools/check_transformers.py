@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Loads exports of `tessera consolidate` with Hugging Face's transformers and safetensors, and compares them with tessera.
 
-  check_transformers.py BUILD_DIR [--model MODEL ...]
+  check_transformers.py BUILD_DIR [--model MODEL ... | --families]
 
 Configure BUILD_DIR with -DTESSERA_BUILD_BENCH=ON and build tessera and tessera_logits. Exports each MODEL as one file, as several
 files, and as bf16. Without --model: two small models trained here on two ranks (characters and bytes), PyTorch FSDP shards and a
-Hugging Face directory from the tests.
+Hugging Face directory from the tests. With --families: every model of tests/golden/families, saved by transformers in several
+files, read by two ranks, and saved by them unchanged.
 
 Checks of each export: transformers reports no missing or unexpected tensor; parameters have the requested dtype; logits are
 within 1e-4 of tessera's for the source (bf16: for the export; both in float32); greedy continuations are equal; the
@@ -108,10 +109,13 @@ def check_export(tessera, source, out, options):
     bf16 = "bf16" in options
     dtypes = {p.dtype for p in model.parameters()}
     check(dtypes == {torch.bfloat16 if bf16 else torch.float32}, f"parameters are {dtypes}")
+    if bf16:  # read again, because buffers (Gemma's scale of embeddings) were rounded too
+        model = AutoModelForCausalLM.from_pretrained(out, torch_dtype=torch.float32)
     model = model.float().eval()
     config = model.config
     draw = random.Random(1)
-    rows = [[draw.randrange(config.vocab_size) for _ in range(config.n_positions)] for _ in range(4)]
+    positions = min(config.max_position_embeddings, 64)
+    rows = [[draw.randrange(config.vocab_size) for _ in range(positions)] for _ in range(4)]
     with torch.no_grad():
         theirs = model(torch.tensor(rows)).logits
     ours = tessera.logits(out if bf16 else source, rows)
@@ -122,8 +126,8 @@ def check_export(tessera, source, out, options):
     generation = GenerationConfig.from_pretrained(out)
     eos = json.loads((out / "config.json").read_text()).get("eos_token_id")  # transformers fills in defaults
     check(generation.eos_token_id == eos, f"eos_token_id {generation.eos_token_id}, not {eos}")
-    prompt = rows[0][:config.n_positions // 4 or 1]
-    count = config.n_positions - len(prompt)
+    prompt = rows[0][:positions // 4 or 1]
+    count = positions - len(prompt)
     expected = tessera.generate(out, count, "--prompt-tokens", *prompt)["tokens"]
     generation.update(do_sample=False, max_new_tokens=count, pad_token_id=0)
     found = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -147,16 +151,41 @@ def small_models(tessera, folder):
     return sources
 
 
+def family_models(tessera, folder):
+    """{name: source}: runs that read a model of transformers and saved it without learning."""
+    sources = {}
+    tokens = folder / "tokens.bin"
+    draw = random.Random(2)
+    tokens.write_bytes(b"".join(draw.randrange(61).to_bytes(2, "little") for _ in range(2000)))
+    torch.manual_seed(3)
+    for file in sorted((ROOT / "tests/golden/families").glob("*.json")):
+        for number, case in enumerate(json.loads(file.read_text())["cases"]):
+            config = transformers.AutoConfig.for_model(**case["config"])
+            model = AutoModelForCausalLM.from_config(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.25 * torch.randn_like(parameter))
+            theirs, run = folder / f"{file.stem}-{number}", folder / f"run-{file.stem}-{number}"
+            model.save_pretrained(theirs, max_shard_size="12KB")
+            tessera("train", "--nproc", 2, "--run.out", run, "--model.init_from", theirs, "--data.train", tokens, "--model.seq_len", 8,
+                    "--train.steps", 1, "--train.global_batch", 2, "--train.eval_every", 0, "--optim.lr", 0, "--optim.min_lr", 0,
+                    "--optim.warmup_steps", 0)
+            sources[f"{file.stem}: {case['label']}"] = run
+    return sources
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("build", type=pathlib.Path)
     a.add_argument("--model", nargs="+", type=pathlib.Path)
+    a.add_argument("--families", action="store_true")
     o = a.parse_args()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     tessera, failures = Tessera(o.build), 0
     with tempfile.TemporaryDirectory(prefix="check-transformers-") as name:
         folder = pathlib.Path(name)
-        sources = {str(path): path for path in o.model} if o.model else small_models(tessera, folder)
+        make = family_models if o.families else small_models
+        sources = {str(path): path for path in o.model} if o.model else make(tessera, folder)
         exports = 0
         for what, source in sources.items():
             size = json.loads(tessera("consolidate", source, folder / "none", "--dry-run", "--json"))["bytes"]

@@ -78,6 +78,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Version of the interface between program and plugin.
-inline constexpr int kPluginVersion = 11;
+inline constexpr int kPluginVersion = 12;
 
 }  // namespace tessera

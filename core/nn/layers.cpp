@@ -7,6 +7,7 @@
 #include "core/ops/embedding.h"
 #include "core/ops/rotary.h"
 #include "core/ops/shape.h"
+#include "core/ops/unary.h"
 #include "core/ops/view.h"
 
 namespace tessera::nn {
@@ -17,6 +18,12 @@ constexpr Initialization kOnes{Initialization::Kind::Ones};
 
 Shape weight_shape(const LinearOptions& o) {
   return o.layout == ops::WeightLayout::OutIn ? Shape{o.out, o.in} : Shape{o.in, o.out};
+}
+
+// Undefined without a parameter.
+const Tensor& tensor_of(const std::optional<Parameter>& parameter) {
+  static const Tensor kNone;
+  return parameter ? parameter->tensor : kNone;
 }
 
 }  // namespace
@@ -34,36 +41,30 @@ Linear::Linear(Module& parent, std::string_view name, const LinearOptions& optio
   if (options.bias) bias.emplace(*this, "bias", Shape{options.out}, kZeros);
 }
 
-const Tensor& Linear::bias_or_none() const {
-  static const Tensor kNone;
-  return bias ? bias->tensor : kNone;
-}
+const Tensor& Linear::bias_or_none() const { return tensor_of(bias); }
 
 Tensor Linear::operator()(const Tensor& x) const {
   return ops::linear(x, weight, bias_or_none(), layout);
 }
 
-LayerNorm::LayerNorm(Module& parent, std::string_view name, std::int64_t width, double epsilon)
-    : Module(parent, name),
-      eps(epsilon),
-      weight(*this, "weight", {width}, kOnes),
-      bias(*this, "bias", {width}, kZeros) {}
-
-Tensor LayerNorm::operator()(const Tensor& x) const {
-  return ops::layer_norm(x, weight, bias, eps);
+Norm::Norm(Module& parent, std::string_view name, std::int64_t width, const NormOptions& o)
+    : Module(parent, name), options(o) {
+  require(o.offset == 0.0 || o.offset == 1.0, "norm '{}': the weight's offset is 0 or 1, got {}",
+          path(), o.offset);
+  if (o.kind != NormKind::PlainRms)
+    weight.emplace(*this, "weight", Shape{width}, o.offset == 0.0 ? kOnes : kZeros);
+  if (o.kind == NormKind::Layer) bias.emplace(*this, "bias", Shape{width}, kZeros);
 }
 
-ops::SumAndNorm LayerNorm::add(const Tensor& x, const Tensor& residual) const {
-  return ops::add_layer_norm(x, residual, weight, bias, eps);
+Tensor Norm::operator()(const Tensor& x) const {
+  if (options.kind == NormKind::Layer) return ops::layer_norm(x, *weight, *bias, options.eps);
+  return ops::rms_norm(x, tensor_of(weight), options.eps, options.offset);
 }
 
-RmsNorm::RmsNorm(Module& parent, std::string_view name, std::int64_t width, double epsilon)
-    : Module(parent, name), eps(epsilon), weight(*this, "weight", {width}, kOnes) {}
-
-Tensor RmsNorm::operator()(const Tensor& x) const { return ops::rms_norm(x, weight, eps); }
-
-ops::SumAndNorm RmsNorm::add(const Tensor& x, const Tensor& residual) const {
-  return ops::add_rms_norm(x, residual, weight, eps);
+ops::SumAndNorm Norm::add(const Tensor& x, const Tensor& residual) const {
+  if (options.kind == NormKind::Layer)
+    return ops::add_layer_norm(x, residual, *weight, *bias, options.eps);
+  return ops::add_rms_norm(x, residual, tensor_of(weight), options.eps, options.offset);
 }
 
 Dropout::Dropout(Module& parent, std::string_view name, float probability)
@@ -95,15 +96,15 @@ Attention::Attention(Module& parent, std::string_view name, const AttentionOptio
           {o.width, (options_.heads + 2 * options_.kv_heads) * options_.head_dim, o.bias, o.layout,
            o.init}),
       out(*this, o.names.out,
-          {options_.heads * options_.head_dim, o.width, o.bias, o.layout, o.out_init}) {
-  const auto make = [&](Norm& norm, std::string_view norm_name) {
-    if (o.qk_norm == HeadNorm::Rms)
-      norm.rms.emplace(*this, norm_name, options_.head_dim, o.qk_norm_eps);
-    else if (o.qk_norm == HeadNorm::Layer)
-      norm.layer.emplace(*this, norm_name, options_.head_dim, o.qk_norm_eps);
+          {options_.heads * options_.head_dim, o.width, o.out_bias, o.layout, o.out_init}) {
+  using Over = QueryKeyNorm::Over;
+  const auto make = [&](std::optional<Norm>& norm, std::string_view norm_name, std::int64_t heads) {
+    if (o.qk_norm.over == Over::None) return;
+    const std::int64_t count = o.qk_norm.over == Over::All ? heads : 1;
+    norm.emplace(*this, norm_name, count * options_.head_dim, o.qk_norm.norm);
   };
-  make(q_norm_, "q_norm");
-  make(k_norm_, "k_norm");
+  make(q_norm, "q_norm", options_.heads);
+  make(k_norm, "k_norm", options_.kv_heads);
 }
 
 KvCache::KvCache(std::int64_t capacity) : capacity_(capacity) {}
@@ -129,36 +130,47 @@ Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
                          x.dtype(), MemoryCategory::Activations, "kv cache");
   }
   Tensor packed = qkv(x);
-  if (o.qk_norm == HeadNorm::None) {
-    if (o.rotary_base > 0)
-      packed = ops::rotary_packed(packed, o.heads, o.kv_heads, o.rotary_base, past);
+  if (!q_norm) {
+    if (o.rotary.base > 0) packed = ops::rotary_packed(packed, o.heads, o.kv_heads, o.rotary, past);
     return out(layer == nullptr
                    ? ops::attention(packed, attention)
                    : ops::cached_attention(packed, attention, layer->k, layer->v, past));
   }
-  const std::int64_t kv_width = o.kv_heads * o.head_dim;
-  std::vector<Tensor> parts = ops::split(packed, {o.heads * o.head_dim, kv_width, kv_width}, -1);
-  for (Tensor& part : parts)
-    part = ops::reshape(part, {x.dim(0), x.dim(1), part.dim(2) / o.head_dim, o.head_dim});
-  const auto prepare = [&](Tensor& heads, const Norm& norm) {
-    if (norm.rms) heads = (*norm.rms)(heads);
-    if (norm.layer) heads = (*norm.layer)(heads);
-    if (o.rotary_base > 0) heads = ops::rotary(heads, o.rotary_base, past);
+  const std::int64_t q_width = o.heads * o.head_dim, kv_width = o.kv_heads * o.head_dim;
+  const std::vector<Tensor> parts = ops::split(packed, {q_width, kv_width, kv_width}, -1);
+  const Tensor q = prepared(parts[0], q_norm, past), k = prepared(parts[1], k_norm, past);
+  const Tensor v = ops::reshape(parts[2], {x.dim(0), x.dim(1), o.kv_heads, o.head_dim});
+  return out(layer == nullptr
+                 ? ops::attention(q, k, v, attention)
+                 : ops::cached_attention(q, k, v, attention, layer->k, layer->v, past));
+}
+
+// Queries or keys [B, T, heads * head_dim], normed and rotated, as [B, T, heads, head_dim].
+Tensor Attention::prepared(const Tensor& rows, const std::optional<Norm>& norm,
+                           std::int64_t past) const {
+  const AttentionOptions& o = options_;
+  const Shape by_heads{rows.dim(0), rows.dim(1), rows.dim(2) / o.head_dim, o.head_dim};
+  const auto normed = [&](const Tensor& x) {
+    const bool all = o.qk_norm.over == QueryKeyNorm::Over::All;
+    return ops::reshape((*norm)(ops::reshape(x, all ? rows.shape() : by_heads)), by_heads);
   };
-  prepare(parts[0], q_norm_);
-  prepare(parts[1], k_norm_);
-  return out(layer == nullptr ? ops::attention(parts[0], parts[1], parts[2], attention)
-                              : ops::cached_attention(parts[0], parts[1], parts[2], attention,
-                                                      layer->k, layer->v, past));
+  Tensor x = o.qk_norm.after_rotary ? ops::reshape(rows, by_heads) : normed(rows);
+  if (o.rotary.base > 0) x = ops::rotary(x, o.rotary, past);
+  return o.qk_norm.after_rotary ? normed(x) : x;
 }
 
 Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
     : Module(parent, name),
       up(*this, o.names.up, {o.width, o.hidden, o.bias, o.layout, o.init}),
-      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
+      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}),
+      activation_(o.activation) {}
 
 Tensor Mlp::operator()(const Tensor& x) const {
   return recompute_mlp(*this, x, [this](const Tensor& in) {
+    if (activation_ == Activation::ReluSquared) {
+      const Tensor h = ops::relu(up(in));
+      return down(h * h);
+    }
     return ops::gelu_mlp(in, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
                          up.layout);
   });
@@ -167,11 +179,12 @@ Tensor Mlp::operator()(const Tensor& x) const {
 GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
     : Module(parent, name),
       up(*this, o.names.up, {o.width, 2 * o.hidden, o.bias, o.layout, o.init}),
-      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}) {}
+      down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}),
+      gate_(o.gate) {}
 
 Tensor GatedMlp::operator()(const Tensor& x) const {
   return recompute_mlp(*this, x, [this](const Tensor& in) {
-    return ops::swiglu_linear(up(in), down.weight, down.bias_or_none(), down.layout);
+    return ops::gated_linear(up(in), down.weight, down.bias_or_none(), down.layout, gate_);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "core/nn/module.h"
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
+#include "core/ops/rotary.h"
 
 namespace tessera::nn {
 
@@ -50,27 +51,37 @@ class Linear : public Module {
   std::optional<Parameter> bias;
 };
 
-/// Layer norm over the last dim. Parameters: weight, bias [width].
-class LayerNorm : public Module {
+/// Layer norm has weight and bias, RMS norm a weight, and a plain RMS norm no parameter.
+enum class NormKind : std::uint8_t { Layer, Rms, PlainRms };
+
+struct NormOptions {
+  NormKind kind = NormKind::Rms;
+  double eps = 1e-6;
+  double offset = 0.0;  ///< RMS norm: added to the weight, which then starts at 1 - offset
+};
+
+/// Norm over the last dim. Parameters: weight, bias [width], as the kind says.
+class Norm : public Module {
  public:
-  LayerNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-5);
+  Norm(Module& parent, std::string_view name, std::int64_t width, const NormOptions& options);
   Tensor operator()(const Tensor& x) const;
   /// sum = x + residual and y = norm(sum), in one pass over memory.
   ops::SumAndNorm add(const Tensor& x, const Tensor& residual) const;
 
-  const double eps;
-  Parameter weight, bias;
+  const NormOptions options;
+  std::optional<Parameter> weight, bias;
 };
 
-/// Root-mean-square norm over the last dim. Parameter: weight [width].
-class RmsNorm : public Module {
+class LayerNorm : public Norm {
  public:
-  RmsNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-6);
-  Tensor operator()(const Tensor& x) const;
-  ops::SumAndNorm add(const Tensor& x, const Tensor& residual) const;
+  LayerNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-5)
+      : Norm(parent, name, width, {NormKind::Layer, eps}) {}
+};
 
-  const double eps;
-  Parameter weight;
+class RmsNorm : public Norm {
+ public:
+  RmsNorm(Module& parent, std::string_view name, std::int64_t width, double eps = 1e-6)
+      : Norm(parent, name, width, {NormKind::Rms, eps}) {}
 };
 
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p) while the model is
@@ -114,20 +125,29 @@ struct MlpNames {
   std::string_view up = "up", down = "down";
 };
 
-/// Norm of each head's queries and keys.
-enum class HeadNorm : std::uint8_t { None, Rms, Layer };
+/// Norm of queries and keys.
+struct QueryKeyNorm {
+  enum class Over : std::uint8_t {
+    None,
+    Head,  ///< the numbers of a head, as in Qwen3 and Gemma 3
+    All,   ///< those of all heads of a token, as in OLMo 2
+  };
+  Over over = Over::None;
+  NormOptions norm{};
+  bool after_rotary = false;  ///< else before it
+};
 
 struct AttentionOptions {
   std::int64_t width = 0, heads = 0;
-  std::int64_t kv_heads = 0;  ///< 0: as many as heads; else divides them (grouped queries)
-  std::int64_t head_dim = 0;  ///< 0: width / heads
-  double rotary_base = 0;     ///< 0: no rotary position embedding
-  std::int64_t window = 0;    ///< tokens that a query sees, itself included; 0: all before it
-  double softcap = 0;         ///< of scores; 0: none
-  double scale = 0;           ///< of scores; 0: 1 / sqrt(head_dim)
-  HeadNorm qk_norm = HeadNorm::None;  ///< before the rotary embedding, as in Qwen3 and Gemma 3
-  double qk_norm_eps = 1e-6;
-  bool bias = true;
+  std::int64_t kv_heads = 0;    ///< 0: as many as heads; else divides them (grouped queries)
+  std::int64_t head_dim = 0;    ///< 0: width / heads
+  ops::RotaryOptions rotary{};  ///< none with a base of 0
+  std::int64_t window = 0;      ///< tokens that a query sees, itself included; 0: all before it
+  double softcap = 0;           ///< of scores; 0: none
+  double scale = 0;             ///< of scores; 0: 1 / sqrt(head_dim)
+  QueryKeyNorm qk_norm{};
+  bool bias = true;  ///< of qkv
+  bool out_bias = true;
   ops::WeightLayout layout = ops::WeightLayout::OutIn;
   Initialization init = kNormal, out_init = kNormal;
   AttentionNames names = {};
@@ -135,7 +155,7 @@ struct AttentionOptions {
 
 /// Causal self-attention with a packed projection of queries, keys and values.
 /// Parameters: those of qkv, a Linear of width -> (heads + 2 kv_heads) head_dim, and of out, a
-/// Linear of heads head_dim -> width; with qk_norm those of q_norm and k_norm, norms of head_dim.
+/// Linear of heads head_dim -> width; with qk_norm those of q_norm and k_norm.
 class Attention : public Module {
  public:
   /// @throws InvalidArgument on sizes that do not divide one another
@@ -147,28 +167,30 @@ class Attention : public Module {
   Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
 
  private:
-  struct Norm {
-    std::optional<RmsNorm> rms;
-    std::optional<LayerNorm> layer;
-  };
+  Tensor prepared(const Tensor& heads, const std::optional<Norm>& norm, std::int64_t past) const;
   AttentionOptions options_;  // all sizes set
 
  public:
   Linear qkv, out;
+  std::optional<Norm> q_norm, k_norm;
+};
 
- private:
-  Norm q_norm_, k_norm_;
+enum class Activation : std::uint8_t {
+  Gelu,         ///< in its tanh form
+  ReluSquared,  ///< max(x, 0)^2; So et al. 2021, arXiv:2109.08668
 };
 
 struct MlpOptions {
   std::int64_t width = 0, hidden = 0;
+  Activation activation = Activation::Gelu;  ///< of Mlp
+  ops::Gate gate = ops::Gate::Silu;          ///< of GatedMlp
   bool bias = true;
   ops::WeightLayout layout = ops::WeightLayout::OutIn;
   Initialization init = kNormal, out_init = kNormal;
   MlpNames names = {};
 };
 
-/// down(gelu(up(x))), with the tanh form of GELU.
+/// down(activation(up(x))).
 class Mlp : public Module {
  public:
   Mlp(Module& parent, std::string_view name, const MlpOptions& options);
@@ -176,9 +198,12 @@ class Mlp : public Module {
   Tensor operator()(const Tensor& x) const;
 
   Linear up, down;
+
+ private:
+  Activation activation_;
 };
 
-/// down(silu(gate) * up) with gate and up from one packed projection.
+/// down(act(gate) * up) with gate and up from one packed projection.
 class GatedMlp : public Module {
  public:
   GatedMlp(Module& parent, std::string_view name, const MlpOptions& options);
@@ -186,6 +211,9 @@ class GatedMlp : public Module {
   Tensor operator()(const Tensor& x) const;
 
   Linear up, down;  ///< up: [2 * hidden, width], gate first
+
+ private:
+  ops::Gate gate_;
 };
 
 }  // namespace tessera::nn

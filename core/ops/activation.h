@@ -12,6 +12,9 @@ namespace tessera::ops {
 /// Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
 Tensor gelu(const Tensor& x);
 
+/// Activation of a gated MLP: SiLU (SwiGLU), or GELU in its tanh form (GeGLU).
+enum class Gate : std::uint8_t { Silu, Gelu };
+
 /// SwiGLU of a packed projection: y = silu(gate) * up, where gate = x[..., :H], up = x[..., H:].
 ///
 /// @param x  [..., 2 H], f64, f32 or bf16, contiguous

@@ -96,7 +96,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale) 
 }
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
-                            double scale, std::int64_t max_chunk_rows) {
+                            double scale, std::int64_t max_chunk_rows, double softcap) {
   const auto& context = common_context(kName, {&x, &weight, &targets});
   check_dims(kName, "x", x, 2, "[N, C]");
   check_rows(kName, "x", x);
@@ -110,6 +110,8 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   require(std::isfinite(scale), "{}: scale must be finite, got {}", kName, scale);
   require(max_chunk_rows >= 0, "{}: max_chunk_rows must not be negative, got {}", kName,
           max_chunk_rows);
+  require(std::isfinite(softcap) && softcap >= 0.0, "{}: softcap must not be negative, got {}",
+          kName, softcap);
   check_targets(kName, targets, vocab);
 
   const DType accumulator = kernels::accumulator_dtype(x.dtype());
@@ -152,8 +154,9 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
     const TensorView x_chunk = x.view().narrow(0, begin, count);
     const TensorView logits_chunk = logits.view().narrow(0, 0, count);
     kernels::matmul(*context, {x_chunk, weight.view(), logits_chunk, false, true});
-    kernels::cross_entropy(*context, {logits_chunk, targets.view().narrow(0, begin, count),
-                                      losses.view().narrow(0, begin, count), recorded, scale});
+    kernels::cross_entropy(*context,
+                           {logits_chunk, targets.view().narrow(0, begin, count),
+                            losses.view().narrow(0, begin, count), recorded, scale, softcap});
     if (!recorded) continue;
     TensorView grad_logits = logits_chunk;
     if (narrow.defined()) {

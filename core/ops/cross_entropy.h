@@ -28,6 +28,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale =
 /// @param targets  [N] i32, in [0, V), or -1 to ignore the row
 /// @param scale    factor of loss and gradients, e.g. 1 / (tokens of the whole step)
 /// @param max_chunk_rows  rows of logits alive at a time; 0: automatic
+/// @param softcap  > 0: a logit l becomes softcap * tanh(l / softcap), as in Gemma 2
 ///
 /// Logits are in the accumulator dtype; on a GPU in x's dtype, where a target outside the
 /// vocabulary gives NaN instead of an error.
@@ -36,6 +37,6 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale =
 /// @throws InvalidArgument on a target outside the vocabulary, with its row and value
 /// Source of the fusion: Hsu et al. 2024 (Liger kernels), arXiv:2410.10989, section 3.2.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
-                            double scale, std::int64_t max_chunk_rows = 0);
+                            double scale, std::int64_t max_chunk_rows = 0, double softcap = 0.0);
 
 }  // namespace tessera::ops

@@ -109,9 +109,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
   return y;
 }
 
-Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                     WeightLayout layout) {
-  constexpr auto kName = "swiglu_linear";
+Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
+                    Gate gate) {
+  constexpr auto kName = "gated_linear";
+  const auto kind = gate == Gate::Silu ? kernels::GatedKind::SwiGlu : kernels::GatedKind::GeGlu;
   const auto& context = common_context(kName, {&x, &weight, &bias});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
@@ -122,12 +123,12 @@ Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
           "shape {}",
           kName, 2 * in, in, weight.shape(), x.shape());
   // The gated product of x, computed in forward and again in backward.
-  const auto gated = [in](const Tensor& packed) {
+  const auto gated = [in, kind](const Tensor& packed) {
     Tensor y = Tensor::empty(packed.context(), with_last(packed.shape(), in), packed.dtype(),
-                             MemoryCategory::Activations, "swiglu");
+                             MemoryCategory::Activations, "gated");
     const TensorView rows = as_rows(packed.view());
-    kernels::gated_forward(*packed.context(),
-                           {rows.narrow(1, 0, in), rows.narrow(1, in, in), as_rows(y.view())});
+    kernels::gated_forward(*packed.context(), {rows.narrow(1, 0, in), rows.narrow(1, in, in),
+                                               as_rows(y.view()), kind});
     return y;
   };
 
@@ -138,7 +139,7 @@ Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 
   if (autograd::needs_grad({&x, &weight, &bias})) {
     const auto backward = [saved_x = SavedTensor(x), saved_weight = SavedTensor(weight), gated,
-                           out_in, in](const Tensor& grad_y, autograd::InputGradients& into) {
+                           out_in, in, kind](const Tensor& grad_y, autograd::InputGradients& into) {
       Context& ctx = *grad_y.context();
       const TensorView grad = as_rows(grad_y.view());
       const Tensor& kept = saved_x.get(kName);
@@ -149,14 +150,14 @@ Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
       if (!grad_x) return;
       const Tensor grad_gated =
           Tensor::empty(kept.context(), with_last(kept.shape(), in), kept.dtype(),
-                        MemoryCategory::Activations, "swiglu_linear.grad");
+                        MemoryCategory::Activations, "gated_linear.grad");
       const TensorView grad_rows = as_rows(grad_gated.view()), rows = as_rows(kept.view());
       input_gradient(ctx, grad, saved_weight.get(kName), out_in, {grad_rows, false, true});
       const auto half = [&](std::int64_t begin) {
         return GradientView{grad_x.view.narrow(1, begin, in), grad_x.accumulate, true};
       };
       kernels::gated_backward(
-          ctx, {rows.narrow(1, 0, in), rows.narrow(1, in, in), grad_rows, half(0), half(in)});
+          ctx, {rows.narrow(1, 0, in), rows.narrow(1, in, in), grad_rows, half(0), half(in), kind});
     };
     autograd::record(kName, y, {x, weight, bias}, backward);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/ops/activation.h"
 #include "core/tensor.h"
 
 namespace tessera::ops {
@@ -18,9 +19,9 @@ enum class WeightLayout : std::uint8_t { InOut, OutIn };
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
               WeightLayout layout = WeightLayout::OutIn);
 
-/// y = (silu(gate) * up) W + b over the last dim, where gate = x[..., :in], up = x[..., in:]: the
-/// second half of a gated MLP. Equals swiglu, linear; one operation, so that backward computes
-/// swiglu again instead of keeping its result.
+/// y = (act(gate) * up) W + b over the last dim, where gate = x[..., :in], up = x[..., in:]: the
+/// second half of a gated MLP. Equals swiglu or geglu, then linear; one operation, so that backward
+/// computes the product again instead of keeping it.
 ///
 /// @param x       [..., 2 in], f64, f32 or bf16, contiguous
 /// @param weight  [in, out] (InOut) or [out, in] (OutIn), dtype of x
@@ -28,8 +29,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// @return        [..., out], dtype of x
 /// @grad          x, weight, bias; keeps x and weight
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
-Tensor swiglu_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                     WeightLayout layout = WeightLayout::OutIn);
+Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                    WeightLayout layout = WeightLayout::OutIn, Gate gate = Gate::Silu);
 
 /// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
 /// in its tanh form. Equals linear, gelu, linear; one operation, so that a device can fuse GELU and

@@ -44,11 +44,15 @@ enum class Kind { LayerNorm, RmsNorm };
 // @param residual  may be undefined
 // @param bias      layer norm only
 SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const Tensor& residual,
-                   const Tensor& weight, const Tensor& bias, double eps) {
+                   const Tensor& given_weight, const Tensor& bias, double eps, double offset) {
   const bool is_layer_norm = kind == Kind::LayerNorm;
   const std::string_view owner = is_layer_norm ? "layer_norm" : "rms_norm";
-  const auto& context = common_context(operation, {&x, &residual, &weight, &bias});
+  const auto& context = common_context(operation, {&x, &residual, &given_weight, &bias});
   check_input(operation, x, eps);
+  const Tensor weight = given_weight.defined() || is_layer_norm
+                            ? given_weight
+                            : Tensor::full(context, {x.shape().back()}, x.dtype(), 1.0 - offset,
+                                           MemoryCategory::Activations, "no weight");
   check_dense(operation, "weight", weight, x.dtype(), {x.shape().back()});
   if (is_layer_norm) check_dense(operation, "bias", bias, x.dtype(), {x.shape().back()});
 
@@ -65,19 +69,21 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
   const auto rows = [](const Tensor& t) { return t.defined() ? as_rows(t.view()) : TensorView{}; };
   const auto forward = is_layer_norm ? kernels::layer_norm_forward : kernels::rms_norm_forward;
   forward(*context, {rows(x), weight.view(), view(bias), rows(y), view(mean), view(rstd), eps,
-                     rows(residual), rows(sum)});
+                     rows(residual), rows(sum), offset});
   if (!recorded) return {sum, y};
 
   const Tensor input = residual.defined() ? record_sum(sum, x, residual) : x;
   const auto backward = [saved_x = SavedTensor(input), saved_weight = SavedTensor(weight), mean,
-                         rstd, owner](const Tensor& grad_y, autograd::InputGradients& into) {
+                         rstd, owner,
+                         offset](const Tensor& grad_y, autograd::InputGradients& into) {
     const TensorView in = as_rows(saved_x.get(owner).view()), grad = as_rows(grad_y.view());
     kernels::NormBackward args{.x = in,
                                .weight = saved_weight.get(owner).view(),
                                .rstd = rstd.view(),
                                .grad_y = grad,
                                .grad_x = as_rows(into.target(0)),
-                               .grad_weight = into.weight_target(1)};
+                               .grad_weight = into.weight_target(1),
+                               .offset = offset};
     if (mean.defined()) {
       args.mean = mean.view();
       args.grad_bias = into.weight_target(2);
@@ -95,22 +101,23 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  return norm_of(Kind::LayerNorm, "layer_norm", x, {}, weight, bias, eps).y;
+  return norm_of(Kind::LayerNorm, "layer_norm", x, {}, weight, bias, eps, 0.0).y;
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return norm_of(Kind::RmsNorm, "rms_norm", x, {}, weight, {}, eps).y;
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset) {
+  return norm_of(Kind::RmsNorm, "rms_norm", x, {}, weight, {}, eps, offset).y;
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
                           const Tensor& bias, double eps) {
   require(residual.defined(), "add_layer_norm: residual is undefined");
-  return norm_of(Kind::LayerNorm, "add_layer_norm", x, residual, weight, bias, eps);
+  return norm_of(Kind::LayerNorm, "add_layer_norm", x, residual, weight, bias, eps, 0.0);
 }
 
-SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                        double offset) {
   require(residual.defined(), "add_rms_norm: residual is undefined");
-  return norm_of(Kind::RmsNorm, "add_rms_norm", x, residual, weight, {}, eps);
+  return norm_of(Kind::RmsNorm, "add_rms_norm", x, residual, weight, {}, eps, offset);
 }
 
 }  // namespace tessera::ops

@@ -16,16 +16,17 @@ namespace tessera::ops {
 /// Source: Ba et al. 2016, arXiv:1607.06450, eq. 4.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
 
-/// Root-mean-square norm over the last dim: y = weight * x / sqrt(mean(x^2) + eps).
+/// Root-mean-square norm over the last dim: y = (offset + weight) * x / sqrt(mean(x^2) + eps).
 ///
 /// @param x       [..., C], f64, f32 or bf16, contiguous
-/// @param weight  [C], dtype of x
+/// @param weight  [C], dtype of x; undefined: y = x / sqrt(mean(x^2) + eps)
 /// @param eps     dimensionless, > 0
+/// @param offset  1 for weights around 0, as Gemma's; not rounded to the dtype of x
 /// @return        shape and dtype of x; accumulates in f32 (f64 for f64)
 /// @grad          x, weight; keeps x and rstd
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 /// Source: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset = 0.0);
 
 struct SumAndNorm {
   Tensor sum, y;
@@ -41,6 +42,7 @@ SumAndNorm add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor&
                           const Tensor& bias, double eps);
 
 /// sum = x + residual and y = rms_norm(sum); otherwise as add_layer_norm.
-SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps);
+SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                        double offset = 0.0);
 
 }  // namespace tessera::ops

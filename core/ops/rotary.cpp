@@ -1,7 +1,5 @@
 #include "core/ops/rotary.h"
 
-#include <cmath>
-
 #include "core/autograd/autograd.h"
 #include "core/ops/checks.h"
 #include "kernels/rotary.h"
@@ -11,15 +9,12 @@ namespace {
 
 // x is [B, T, ...], where the remaining dims hold `heads` heads of equal width.
 Tensor rotate(std::string_view operation, const Tensor& x, std::int64_t heads,
-              std::int64_t copied_heads, double base, std::int64_t first_position) {
+              std::int64_t copied_heads, const RotaryOptions& options,
+              std::int64_t first_position) {
   const auto& context = common_context(operation, {&x});
   const std::int64_t head_dim = (x.shape().size() == 4 ? x.dim(2) * x.dim(3) : x.dim(2)) / heads;
   const Shape shape{x.dim(0), x.dim(1), heads, head_dim};
   constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;  // f64 angles are exact to 1e-6
-  require(head_dim > 0 && head_dim % 2 == 0,
-          "{}: head_dim must be even, got shape {} with {} heads", operation, x.shape(), heads);
-  require(std::isfinite(base) && base >= 1.0, "{}: base must be 1 or more, got {}", operation,
-          base);
   require(first_position >= 0 && first_position <= kMostPositions - x.dim(1),
           "{}: positions [{}, {} + {}) must lie in [0, {})", operation, first_position,
           first_position, x.dim(1), kMostPositions);
@@ -30,8 +25,8 @@ Tensor rotate(std::string_view operation, const Tensor& x, std::int64_t heads,
   Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, operation);
   kernels::Rotary args{.x = by_heads(x.view()),
                        .y = {by_heads(y.view()), false, true},
+                       .angles = rotary_angles(options, head_dim, first_position + x.dim(1)),
                        .first_position = first_position,
-                       .base = base,
                        .copied_heads = copied_heads};
   kernels::rotary(*context, args);
 
@@ -54,15 +49,15 @@ Tensor rotate(std::string_view operation, const Tensor& x, std::int64_t heads,
 
 }  // namespace
 
-Tensor rotary(const Tensor& x, double base, std::int64_t first_position) {
+Tensor rotary(const Tensor& x, const RotaryOptions& options, std::int64_t first_position) {
   check_dims("rotary", "x", x, 4, "[B, T, H, D]");
   check_rows("rotary", "x", x);
   require(x.dim(2) > 0, "rotary: x has no heads, got shape {}", x.shape());
-  return rotate("rotary", x, x.dim(2), 0, base, first_position);
+  return rotate("rotary", x, x.dim(2), 0, options, first_position);
 }
 
-Tensor rotary_packed(const Tensor& qkv, std::int64_t n_head, std::int64_t n_kv_head, double base,
-                     std::int64_t first_position) {
+Tensor rotary_packed(const Tensor& qkv, std::int64_t n_head, std::int64_t n_kv_head,
+                     const RotaryOptions& options, std::int64_t first_position) {
   check_dims("rotary_packed", "qkv", qkv, 3, "[B, T, (H + 2 * Hkv) * D]");
   check_rows("rotary_packed", "qkv", qkv);
   const std::int64_t heads = n_head + 2 * n_kv_head;
@@ -70,7 +65,7 @@ Tensor rotary_packed(const Tensor& qkv, std::int64_t n_head, std::int64_t n_kv_h
           "rotary_packed: the last dim of qkv must be (n_head + 2 * n_kv_head) * head_dim, got "
           "shape {} with n_head {} and n_kv_head {}",
           qkv.shape(), n_head, n_kv_head);
-  return rotate("rotary_packed", qkv, heads, n_kv_head, base, first_position);
+  return rotate("rotary_packed", qkv, heads, n_kv_head, options, first_position);
 }
 
 }  // namespace tessera::ops

@@ -2,5 +2,5 @@
 
 /// Models that come with tessera, and sampling from logits.
 
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "models/sampling.h"

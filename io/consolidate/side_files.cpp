@@ -107,7 +107,10 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   add_json(files, kOwnTokenizer, *tokenizer);
   if (const auto hf = tokenizer_to_hf(*tokenizer)) {
     add_json(files, kTokenizer, *hf);
-    add_json(files, kTokenizerConfig, tokenizer_config_to_hf(config["n_positions"]));
+    add_json(
+        files, kTokenizerConfig,
+        tokenizer_config_to_hf(
+            config[config.contains("n_positions") ? "n_positions" : "max_position_embeddings"]));
   }
 }
 

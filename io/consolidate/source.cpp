@@ -11,7 +11,7 @@
 #include "io/checkpoint/find.h"
 #include "io/consolidate/side_files.h"
 #include "io/hf/config.h"
-#include "io/hf/gpt2_source.h"
+#include "io/hf/family_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -29,7 +29,7 @@ bool wants_optimizer(const ConsolidateOptions& options) {
 std::string exported_name(const ConsolidateSource& source, const std::string& name,
                           const ConsolidateOptions& options) {
   const bool converts = source.family != nullptr && options.format == ExportFormat::HF;
-  return converts ? source.family->name_to_hf(name) : name;
+  return converts ? std::string(source.family->prefix) + name : name;
 }
 
 void add_weight(ConsolidateSource& result, const TensorSource& source, const TensorInfo& info,
@@ -148,10 +148,14 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   if (known || options.format == ExportFormat::Safetensors) result.config = section;
   if (wants_weights(options)) {
     auto model = open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial);
-    for (const TensorInfo& info : model->tensors()) {
-      add_weight(result, *model, info, exported_name(result, info.name, options), options);
-    }
+    std::unique_ptr<TensorSource> parts;
+    if (known && options.format == ExportFormat::HF)
+      parts = std::make_unique<HfPartsSource>(*result.family, *model);
+    const TensorSource& weights = parts ? *parts : *model;
+    for (const TensorInfo& info : weights.tensors())
+      add_weight(result, weights, info, info.name, options);
     result.sources.push_back(std::move(model));
+    if (parts) result.sources.push_back(std::move(parts));
   }
   if (!known && options.format == ExportFormat::HF) check_other_model(result);
   if (!wants_optimizer(options)) return;
@@ -182,7 +186,8 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   }
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
-  const HfFamily* const family = hf_family_of(config);
+  const HfFamily* family = hf_family_of(config);
+  if (family && !family->same_tensors) family = nullptr;
   if (family) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!family) {
@@ -226,7 +231,7 @@ std::string chosen_by(const std::string& name, TensorRole role) {
 std::string our_state_name(const HfFamily& family, const std::string& name) {
   const std::size_t slash = name.find('/');
   if (slash == std::string::npos) return name;
-  return name.substr(0, slash + 1) + family.name_from_hf(name.substr(slash + 1));
+  return name.substr(0, slash + 1) + family.strip(name.substr(slash + 1));
 }
 
 /// Adds the tensors of unreadable() that can be copied unchanged.
@@ -240,7 +245,7 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
     const ShardedSource::Unreadable& tensor = source.unreadable()[i];
     const TensorRole role = ours[i].role;
     const bool is_state = role == TensorRole::OptimizerState;
-    const bool is_buffer = result.family && result.family->name_from_hf(ours[i].name).empty();
+    const bool is_buffer = result.family && HfFamily::is_buffer(result.family->strip(ours[i].name));
     const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
                         (is_state && wants_optimizer(options));
     if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
@@ -326,7 +331,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   std::unique_ptr<ModelSource> model;
   std::unordered_set<std::string> written;  // names at the source
   if (result.family) {
-    model = result.family->open(std::move(owned), *result.config, rules, LoadPolicy::Exact);
+    model = std::make_unique<FamilySource>(*result.family, std::move(owned), *result.config, rules);
     if (wants_weights(options)) {
       for (const TensorInfo& info : model->tensors()) {
         const std::string theirs = model->title(info.name);

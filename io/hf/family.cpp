@@ -1,35 +1,56 @@
 #include "io/hf/family.h"
 
 #include <algorithm>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "io/hf/gpt2_source.h"
+#include "core/base/error.h"
+#include "io/hf/decoder_config.h"
+#include "io/hf/gpt2_config.h"
 
 namespace tessera::io {
-namespace {
 
-template <typename Source>
-std::unique_ptr<ModelSource> open(std::unique_ptr<ShardedSource> source, Json model,
-                                  const NameRules& rules, LoadPolicy policy) {
-  return std::make_unique<Source>(std::move(source), std::move(model), rules, policy);
+std::string HfFamily::strip(const std::string& tensor) const {
+  return tensor.starts_with(prefix) ? tensor.substr(prefix.size()) : tensor;
 }
 
-constexpr HfFamily kFamilies[] = {{"gpt2", gpt2_config_from_hf, gpt2_config_to_hf, gpt2_name_to_hf,
-                                   gpt2_name_from_hf, open<Gpt2Source>}};
+bool HfFamily::is_buffer(std::string_view tensor) {
+  return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
+         tensor.ends_with("rotary_emb.inv_freq");
+}
 
-}  // namespace
+const std::vector<HfFamily>& hf_families() {
+  static const std::vector<HfFamily> kFamilies = [] {
+    std::vector<HfFamily> list = {{"gpt2", "gpt2", "transformer.", gpt2_config_from_hf,
+                                   gpt2_config_to_hf, gpt2_tensors, true}};
+    for (const DecoderFamily& family : decoder_families())
+      list.push_back({family.name, family.model_type, "model.", decoder_config_from_hf,
+                      decoder_config_to_hf, decoder_tensors});
+    return list;
+  }();
+  return kFamilies;
+}
+
+std::vector<TensorInfo> model_tensors(const Json& model) {
+  const std::string arch = model.is_object() ? model.value("arch", std::string()) : "";
+  const HfFamily* const family = find_hf_family(arch);
+  require<Unsupported>(family != nullptr, "tessera has no models of arch \"{}\"", arch);
+  std::vector<TensorInfo> tensors;
+  for (HfTensor& tensor : family->tensors(model)) tensors.push_back(std::move(tensor.info));
+  return tensors;
+}
 
 const HfFamily* find_hf_family(std::string_view name) {
-  const auto* const found = std::ranges::find(kFamilies, name, &HfFamily::name);
-  return found == std::end(kFamilies) ? nullptr : found;
+  const auto found = std::ranges::find(hf_families(), name, &HfFamily::name);
+  return found == hf_families().end() ? nullptr : &*found;
 }
 
 const HfFamily* hf_family_of(const Json& config) {
   if (!config.is_object()) return nullptr;
   const auto type = config.find("model_type");
   if (type == config.end() || !type->is_string()) return nullptr;
-  return find_hf_family(type->get_ref<const std::string&>());
+  const auto found =
+      std::ranges::find(hf_families(), type->get_ref<const std::string&>(), &HfFamily::model_type);
+  return found == hf_families().end() ? nullptr : &*found;
 }
 
 }  // namespace tessera::io

@@ -1,31 +1,39 @@
 #pragma once
 
-#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "io/hf/model_source.h"
-#include "io/source/names.h"
-#include "io/source/sharded_source.h"
+#include "io/base/json.h"
+#include "io/hf/tensors.h"
 
 namespace tessera::io {
 
 /// Conversions of a family of models between Hugging Face's layout and tessera's.
 struct HfFamily {
-  std::string_view name;  ///< "model_type" of a config.json, and "arch" of a "model" section
+  std::string_view name;        ///< "arch" of a "model" section
+  std::string_view model_type;  ///< of a config.json
+  std::string_view prefix;      ///< of most names; files may lack it
   /// "model" section of a config.json. @throws CorruptCheckpoint, Unsupported
   Json (*config_from_hf)(const Json& config, const std::string& source);
   /// config.json for weights of `dtype`. @throws InvalidArgument
   Json (*config_to_hf)(const Json& model, DType dtype);
-  std::string (*name_to_hf)(const std::string& name);
-  /// Empty for a buffer.
-  std::string (*name_from_hf)(const std::string& name);
-  /// The weights under tessera's names; title() is the source's name. @throws InvalidArgument,
-  ///   Unsupported if they don't match the "model" section
-  std::unique_ptr<ModelSource> (*open)(std::unique_ptr<ShardedSource> source, Json model,
-                                       const NameRules& rules, LoadPolicy policy);
+  std::vector<HfTensor> (*tensors)(const Json& model);
+  /// Each weight is one tensor at Hugging Face, named as here after the prefix. Consolidation then
+  /// checks another program's tensors and gives them tessera's names; else they stay unchanged.
+  bool same_tensors = false;
+
+  /// Without the prefix.
+  std::string strip(const std::string& name) const;
+  /// By its name without prefix: masks and frequencies, which are computed anew.
+  static bool is_buffer(std::string_view name);
 };
 
+/// Weights of a "model" section. @throws Unsupported on an unknown arch; InvalidArgument
+std::vector<TensorInfo> model_tensors(const Json& model);
+
+/// All families that tessera knows.
+const std::vector<HfFamily>& hf_families();
 /// Null for a family that tessera does not know.
 const HfFamily* find_hf_family(std::string_view name);
 /// By the "model_type" of a config.json.

@@ -5,7 +5,8 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
-#include "io/hf/gpt2_source.h"
+#include "io/hf/config.h"
+#include "io/hf/family_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -18,7 +19,7 @@ class CheckpointSource final : public ModelSource {
         weights_(reader_.source(kModelSection)),
         config_(Json::parse(reader_.index().model_config)) {
     if (policy == LoadPolicy::Exact)
-      match_tensors(gpt2_tensors(config()), tensors(), path().string());
+      match_tensors(model_tensors(config_), tensors(), path().string());
   }
   const Json& config() const override { return config_; }
   const CheckpointReader* checkpoint() const override { return &reader_; }
@@ -46,7 +47,17 @@ std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reade
 
 Json read_hf_config(const fs::path& file) {
   constexpr std::int64_t kMaxJson = std::int64_t{64} << 20;
-  return gpt2_config_from_hf(parse_json(read_file(file, kMaxJson), file.string()), file.string());
+  const Json config = parse_json(read_file(file, kMaxJson), file.string());
+  const std::string& type = JsonReader(config, file.string()).at("model_type").string();
+  const HfFamily* const family = hf_family_of(config);
+  if (family == nullptr) {
+    std::string known;
+    for (const HfFamily& one : hf_families())
+      known += fmt::format("{}{}", known.empty() ? "" : ", ", one.model_type);
+    throw Unsupported("{}: model_type \"{}\" cannot be imported; known are {}", file.string(), type,
+                      known);
+  }
+  return family->config_from_hf(config, file.string());
 }
 
 void require_model_directory(const fs::path& path) {
@@ -70,8 +81,10 @@ std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std:
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
           "Hugging Face model into it, or `tessera consolidate` it with --config",
           path.string(), source->kind());
-  return std::make_unique<Gpt2Source>(std::move(source), read_hf_config(config), NameRules{},
-                                      policy);
+  Json section = read_hf_config(config);
+  const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
+  return std::make_unique<FamilySource>(family, std::move(source), std::move(section), NameRules{},
+                                        policy);
 }
 
 }  // namespace tessera::io

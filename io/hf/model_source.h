@@ -6,14 +6,13 @@
 
 #include "io/base/json.h"
 #include "io/checkpoint/reader.h"
-#include "io/hf/gpt2.h"
 #include "io/pump/tensor_source.h"
 #include "io/source/load_policy.h"
 
 namespace tessera::io {
 
-/// Weights of a model in tessera's names and layout. With policy Exact, they are the tensors of
-/// gpt2_tensors(config()).
+/// Weights of a model in tessera's names and layout. With policy Exact, they are those of the
+/// family of config().
 class ModelSource : public TensorSource {
  public:
   /// Tessera's "model" section.
@@ -37,7 +36,7 @@ std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reade
                                                    LoadPolicy policy = LoadPolicy::Exact);
 
 /// Tessera's "model" section from a Hugging Face config.json.
-/// @throws as gpt2_config_from_hf; IoError
+/// @throws CorruptCheckpoint; Unsupported naming the model or setting that tessera lacks; IoError
 Json read_hf_config(const fs::path& file);
 
 /// @throws IoError if path does not exist, InvalidArgument if it is a file

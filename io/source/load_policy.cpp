@@ -111,4 +111,11 @@ std::vector<std::string> apply_policy(const TensorComparison& comparison, LoadPo
   return notes;
 }
 
+void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
+                   const std::string& source) {
+  const std::string problems = compare_tensors(expected, found).str();
+  require(problems.empty(), "the tensors of {} do not match its model configuration:{}", source,
+          problems);
+}
+
 }  // namespace tessera::io

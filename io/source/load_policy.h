@@ -34,6 +34,10 @@ struct TensorComparison {
 TensorComparison compare_tensors(const std::vector<TensorInfo>& expected,
                                  const std::vector<TensorInfo>& found);
 
+/// @throws InvalidArgument listing all differences between a model's tensors and those of a source
+void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
+                   const std::string& source);
+
 /// One sentence for each kind of difference; empty if there is none.
 /// @param source  name of the loaded directory, for messages
 /// @param start   values that tensors keep if not loaded, for messages: "random starting values"

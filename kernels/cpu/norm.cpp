@@ -14,8 +14,8 @@ enum class Norm { kLayer, kRms };
 // Rows are processed by functions of plain pointers, because compilers may not vectorize a sum over
 // data that a closure points to.
 template <Norm norm, typename T, typename A>
-void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mean, A& rstd,
-                 std::int64_t width) {
+void forward_row(const T* x, const T* weight, A offset, const T* bias, A eps, T* y, A& mean,
+                 A& rstd, std::int64_t width) {
   A center = 0;
   if constexpr (norm == Norm::kLayer) {
     A sum = 0;
@@ -33,7 +33,7 @@ void forward_row(const T* x, const T* weight, const T* bias, A eps, T* y, A& mea
   const A scale = A(1) / std::sqrt(squares / static_cast<A>(width) + eps);
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) {
-    A value = load(weight + c) * ((load(x + c) - center) * scale);
+    A value = (load(weight + c) + offset) * ((load(x + c) - center) * scale);
     if constexpr (norm == Norm::kLayer) value += load(bias + c);
     store(y + c, value);
   }
@@ -59,7 +59,7 @@ void forward(Context& context, const NormForward& args) {
   auto* means = static_cast<A*>(args.mean.data);
   auto* rstds = static_cast<A*>(args.rstd.data);
   const std::int64_t width = args.x.shape[1];
-  const A eps = static_cast<A>(args.eps);
+  const A eps = static_cast<A>(args.eps), offset = static_cast<A>(args.offset);
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
       const std::int64_t first = row * width;
@@ -69,7 +69,7 @@ void forward(Context& context, const NormForward& args) {
         in = sum + first;
       }
       A mean, rstd;
-      forward_row<norm>(in, weight, bias, eps, y + first, mean, rstd, width);
+      forward_row<norm>(in, weight, offset, bias, eps, y + first, mean, rstd, width);
       if (means != nullptr) means[row] = mean;
       if (rstds != nullptr) rstds[row] = rstd;
     }
@@ -79,19 +79,19 @@ void forward(Context& context, const NormForward& args) {
 // With n = (x - mean) rstd and g = weight grad_y:
 // grad_x = rstd (g - mean(g) - n mean(g n)), means over the row; without mean(g) for RMS norm.
 template <Norm norm, bool kAccumulate, typename T, typename A>
-void input_gradient_of_row(const T* x, const T* weight, const T* grad_y, A mean, A rstd, T* grad_x,
-                           std::int64_t width) {
+void input_gradient_of_row(const T* x, const T* weight, A offset, const T* grad_y, A mean, A rstd,
+                           T* grad_x, std::int64_t width) {
   A sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
   for (std::int64_t c = 0; c < width; ++c) {
-    const A g = load(weight + c) * load(grad_y + c);
+    const A g = (load(weight + c) + offset) * load(grad_y + c);
     if constexpr (norm == Norm::kLayer) sum_g += g;
     sum_gn += g * ((load(x + c) - mean) * rstd);
   }
   const A mean_g = sum_g / static_cast<A>(width), mean_gn = sum_gn / static_cast<A>(width);
 #pragma omp simd
   for (std::int64_t c = 0; c < width; ++c) {
-    const A g = load(weight + c) * load(grad_y + c);
+    const A g = (load(weight + c) + offset) * load(grad_y + c);
     const A n = (load(x + c) - mean) * rstd;
     A grad = rstd * (g - mean_g - n * mean_gn);
     if constexpr (kAccumulate) grad += load(grad_x + c);
@@ -109,12 +109,13 @@ void input_gradient(Context& context, const NormBackward& args) {
   const auto* grad_y = static_cast<const T*>(args.grad_y.data);
   auto* grad_x = static_cast<T*>(args.grad_x.view.data);
   const std::int64_t width = args.x.shape[1];
+  const A offset = static_cast<A>(args.offset);
   for_rows(context, args.x.shape[0], width, [=](std::int64_t row, std::int64_t end) {
     for (; row < end; ++row) {
       const std::int64_t first = row * width;
       const A mean = norm == Norm::kLayer ? means[row] : A(0);
-      input_gradient_of_row<norm, kAccumulate>(x + first, weight, grad_y + first, mean, rstds[row],
-                                               grad_x + first, width);
+      input_gradient_of_row<norm, kAccumulate>(x + first, weight, offset, grad_y + first, mean,
+                                               rstds[row], grad_x + first, width);
     }
   });
 }

@@ -21,12 +21,11 @@ struct Angles {
   // There is no table of all positions, because it would be read as often as angles are computed
   // now: once for all heads of a token.
   Angles(const Rotary& args, std::int64_t first, std::int64_t count) {
-    const double step = -2.0 / static_cast<double>(args.x.shape[3]) * std::log2(args.base);
     for (std::int64_t i = 0; i < count; ++i)
-      quarters[i] = std::exp2(step * static_cast<double>(first + i)) * 0.63661977236758134308;
+      quarters[i] = args.angles.step[static_cast<std::size_t>(first + i)] * 0.63661977236758134308;
   }
 
-  void move_to(double position, A sign, std::int64_t count) {
+  void move_to(double position, A factor, A sign, std::int64_t count) {
     constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
 #pragma omp simd
     for (std::int64_t i = 0; i < count; ++i) {
@@ -40,8 +39,8 @@ struct Angles {
       const A c = cosine_near_zero(rest[i]), s = sine_near_zero(rest[i]);
       const bool swap = (whole[i] & 1) != 0;
       const A cos = swap ? s : c, sin = swap ? c : s;
-      cosine[i] = ((whole[i] + 1) & 2) != 0 ? -cos : cos;
-      sine[i] = sign * ((whole[i] & 2) != 0 ? -sin : sin);
+      cosine[i] = factor * (((whole[i] + 1) & 2) != 0 ? -cos : cos);
+      sine[i] = factor * sign * ((whole[i] & 2) != 0 ? -sin : sin);
     }
   }
 
@@ -94,7 +93,8 @@ void run(Context& context, const Rotary& args) {
   const TensorView &in = args.x, &out = args.y.view;
   const auto* x = static_cast<const T*>(in.data);
   auto* y = static_cast<T*>(out.data);
-  const std::int64_t times = in.shape[1], heads = in.shape[2], dim = in.shape[3], half = dim / 2;
+  const std::int64_t times = in.shape[1], heads = in.shape[2], dim = in.shape[3];
+  const std::int64_t half = args.angles.pairs;
   const std::int64_t rotated = heads - args.copied_heads;
   const auto offset = [times](const TensorView& view, std::int64_t token) {
     return token / times * view.strides[0] + token % times * view.strides[1];
@@ -105,7 +105,8 @@ void run(Context& context, const Rotary& args) {
       Angles<A> angles(args, first, count);
       for (std::int64_t token = begin; token < end; ++token) {
         const std::int64_t position = args.first_position + token % times;
-        angles.move_to(static_cast<double>(position), args.inverse ? A(-1) : A(1), count);
+        angles.move_to(static_cast<double>(position), static_cast<A>(args.angles.factor),
+                       args.inverse ? A(-1) : A(1), count);
         const T* from = x + offset(in, token) + first;
         T* to = y + offset(out, token) + first;
         for (std::int64_t head = 0; head < rotated; ++head)
@@ -113,10 +114,13 @@ void run(Context& context, const Rotary& args) {
                               angles.cosine, angles.sine, count);
       }
     }
-    for (std::int64_t token = begin; token < end; ++token)
-      for (std::int64_t head = rotated; head < heads; ++head)
-        copy<kAccumulate>(x + offset(in, token) + head * in.strides[2],
-                          y + offset(out, token) + head * out.strides[2], dim);
+    for (std::int64_t token = begin; token < end; ++token) {
+      for (std::int64_t head = 0; head < heads; ++head) {
+        const std::int64_t first = head < rotated ? 2 * half : 0;
+        copy<kAccumulate>(x + offset(in, token) + head * in.strides[2] + first,
+                          y + offset(out, token) + head * out.strides[2] + first, dim - first);
+      }
+    }
   });
 }
 

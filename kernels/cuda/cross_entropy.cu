@@ -9,30 +9,46 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+/// Soft cap of logits; none if kCapped is false.
+template <bool kCapped, typename A>
+struct Cap {
+  A cap, inverse;
+  __device__ __forceinline__ A operator()(A logit) const {
+    if constexpr (kCapped) return cap * std::tanh(logit * inverse);
+    return logit;
+  }
+  /// Derivative at the logit whose capped value is c.
+  __device__ __forceinline__ A slope(A c) const {
+    if constexpr (kCapped) return A(1) - c * inverse * (c * inverse);
+    return A(1);
+  }
+};
+
 // Running maximum and sum of exp(element - maximum), in one pass (arXiv:1805.02867). The maximum
 // starts at the lowest finite number, so that a thread that saw only -inf, or nothing, adds 0.
-template <typename A>
+template <bool kCapped, typename A>
 struct OnlineSoftmax {
+  Cap<kCapped, A> cap;
   A maximum = std::numeric_limits<A>::lowest();
   A sum = 0;
 
   template <int N, typename T>
   __device__ __forceinline__ void add(const Pack<T, N>& logits) {
-    A highest = widen(logits[0]);
-    for (int k = 1; k < N; ++k) {
-      const A logit = widen(logits[k]);
-      highest = logit > highest ? logit : highest;
-    }
+    A values[N];
+    for (int k = 0; k < N; ++k) values[k] = cap(widen(logits[k]));
+    A highest = values[0];
+    for (int k = 1; k < N; ++k) highest = values[k] > highest ? values[k] : highest;
     if (highest > maximum) {
       sum *= std::exp(maximum - highest);
       maximum = highest;
     }
-    for (int k = 0; k < N; ++k) sum += std::exp(widen(logits[k]) - maximum);
+    for (int k = 0; k < N; ++k) sum += std::exp(values[k] - maximum);
   }
 };
 
-template <typename T>
+template <bool kCapped, typename T>
 struct RowGradient {
+  Cap<kCapped, Compute<T>> cap;
   Compute<T> maximum, factor, at_target;
   int target;
 
@@ -40,9 +56,10 @@ struct RowGradient {
   __device__ __forceinline__ void write(T* row, int i) const {
     Pack<T, N> pack = load_pack<N>(row + i);
     for (int k = 0; k < N; ++k) {
-      Compute<T> gradient = std::exp(widen(pack[k]) - maximum) * factor;
+      const Compute<T> logit = cap(widen(pack[k]));
+      Compute<T> gradient = std::exp(logit - maximum) * factor;
       if (i + k == target) gradient -= at_target;
-      pack[k] = narrow<T>(gradient);
+      pack[k] = narrow<T>(gradient * cap.slope(logit));
     }
     store_pack<N>(row + i, pack);
   }
@@ -51,10 +68,10 @@ struct RowGradient {
 // A block owns a row: single elements up to the first multiple of 16 bytes, then packs, then the
 // single elements that remain. Memory-bound: reads each logit once and writes its gradient once.
 // The second pass over a row runs backwards, so that most of its reads hit the caches.
-template <typename T, bool kWriteGradient>
+template <typename T, bool kWriteGradient, bool kCapped>
 __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
     cross_entropy_kernel(T* logits, std::int64_t stride, int columns, const std::int32_t* targets,
-                         Compute<T>* losses, Compute<T> grad_scale) {
+                         Compute<T>* losses, Compute<T> grad_scale, Cap<kCapped, Compute<T>> cap) {
   using A = Compute<T>;
   constexpr int N = kPack<T>;
   SharedMemory shared;
@@ -76,9 +93,9 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   const bool known = target >= 0 && target < columns;
   const A nan = std::numeric_limits<A>::quiet_NaN();
   // Read before the first barrier, because other threads overwrite the row after the last one.
-  const A target_logit = known ? widen(row[target]) : nan;
+  const A target_logit = known ? cap(widen(row[target])) : nan;
 
-  OnlineSoftmax<A> own;
+  OnlineSoftmax<kCapped, A> own{cap};
   if (thread < head) own.add(load_pack<1>(row + thread));
   for (int p = thread; p < packs; p += threads) own.add(load_pack<N>(row + head + p * N));
   if (tail + thread < columns) own.add(load_pack<1>(row + tail + thread));
@@ -89,7 +106,7 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
 
   if constexpr (kWriteGradient) {
     const A scale = known ? grad_scale : nan;
-    const RowGradient<T> gradient{maximum, scale / sum, scale, target};
+    const RowGradient<kCapped, T> gradient{cap, maximum, scale / sum, scale, target};
     if (tail + thread < columns) gradient.template write<1>(row, tail + thread);
     if (thread < packs) {
       for (int p = thread + (packs - 1 - thread) / threads * threads; p >= 0; p -= threads)
@@ -99,7 +116,7 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   }
 }
 
-template <typename T>
+template <typename T, bool kCapped>
 void run(Context& context, const CrossEntropy& args) {
   using A = Compute<T>;
   const TensorView& logits = args.logits;
@@ -111,19 +128,22 @@ void run(Context& context, const CrossEntropy& args) {
                        logits.shape, std::numeric_limits<std::int32_t>::max(),
                        CrossEntropyShape::kMostColumns);
   launch(context, "cross_entropy",
-         args.write_gradient ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>,
+         args.write_gradient ? cross_entropy_kernel<T, true, kCapped>
+                             : cross_entropy_kernel<T, false, kCapped>,
          LaunchShape{static_cast<unsigned>(rows), CrossEntropyShape::threads(columns, sizeof(T)),
                      SharedMemory::shared_bytes<A>(kWarpSize)},
          static_cast<T*>(logits.data), logits.strides[0], static_cast<int>(columns),
          static_cast<const std::int32_t*>(args.targets.data), static_cast<A*>(args.losses.data),
-         static_cast<A>(args.grad_scale));
+         static_cast<A>(args.grad_scale),
+         Cap<kCapped, A>{static_cast<A>(args.softcap), static_cast<A>(1.0 / args.softcap)});
 }
 
 }  // namespace
 
 void cross_entropy(Context& context, const CrossEntropy& args) {
-  visit_floating(args.logits.dtype, "cross_entropy",
-                 [&]<typename T>(std::type_identity<T>) { run<T>(context, args); });
+  visit_floating(args.logits.dtype, "cross_entropy", [&]<typename T>(std::type_identity<T>) {
+    args.softcap > 0.0 ? run<T, true>(context, args) : run<T, false>(context, args);
+  });
 }
 
 TESSERA_CUDA_KERNEL(cross_entropy, CrossEntropy)

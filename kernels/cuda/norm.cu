@@ -95,7 +95,7 @@ struct ForwardArguments {
   Compute<T>* means;
   Compute<T>* rstds;
   std::int64_t rows, width;
-  Compute<T> eps;
+  Compute<T> eps, offset;
 };
 
 template <Norm norm, typename T, int N, int kKept, int kTeam>
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
     if constexpr (norm == Norm::kLayer) bias = load_pack<N>(args.bias + column);
     Pack<T, N> out;
     for (int i = 0; i < N; ++i) {
-      A value = widen(weight[i]) * ((widen(pack[i]) - mean) * rstd);
+      A value = (widen(weight[i]) + args.offset) * ((widen(pack[i]) - mean) * rstd);
       if constexpr (norm == Norm::kLayer) value += widen(bias[i]);
       out[i] = narrow<T>(value);
     }
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 :
     const Pack<T, N> in = x.pack(k, column), upstream = grad_y.pack(k, column);
     const Pack<T, N> weight = load_pack<N>(args.weight + column);
     for (int i = 0; i < N; ++i) {
-      const A g = widen(weight[i]) * widen(upstream[i]);
+      const A g = (widen(weight[i]) + args.offset) * widen(upstream[i]);
       sum_g += g;
       sum_gn += g * ((widen(in[i]) - mean) * rstd);
     }
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kKept == NormShape::kManyPacks ? 1 :
     Pack<T, N> out{};
     if (args.accumulate) out = load_pack<N>(grad_x + column);
     for (int i = 0; i < N; ++i) {
-      const A g = widen(weight[i]) * widen(upstream[i]);
+      const A g = (widen(weight[i]) + args.offset) * widen(upstream[i]);
       const A n = (widen(in[i]) - mean) * rstd;
       const A grad = rstd * (g - mean_g - n * mean_gn);
       out[i] = narrow<T>(args.accumulate ? grad + widen(out[i]) : grad);
@@ -263,7 +263,8 @@ void forward(Context& context, const char* name, const NormForward& args) {
                                       .rstds = static_cast<A*>(args.rstd.data),
                                       .rows = args.x.shape[0],
                                       .width = args.x.shape[1],
-                                      .eps = static_cast<A>(args.eps)};
+                                      .eps = static_cast<A>(args.eps),
+                                      .offset = static_cast<A>(args.offset)};
   const bool packs = takes_packs<T>(arguments.width, arguments.x, arguments.weight, arguments.bias,
                                     arguments.residual, arguments.sum, arguments.y);
   choose<T>(arguments.width, packs,
@@ -284,6 +285,7 @@ NormBackwardArguments<T> backward_arguments(const NormBackward& args) {
           .grad_x = static_cast<T*>(args.grad_x.view.data),
           .rows = args.x.shape[0],
           .width = args.x.shape[1],
+          .offset = static_cast<A>(args.offset),
           .accumulate = args.grad_x.accumulate};
 }
 

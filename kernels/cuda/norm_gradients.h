@@ -36,7 +36,8 @@ struct NormBackwardArguments {
   const T* grad_y;
   T* grad_x;
   std::int64_t rows, width;
-  bool accumulate;  ///< adds to grad_x
+  Compute<T> offset;  ///< added to the weight
+  bool accumulate;    ///< adds to grad_x
 };
 
 /// Rows copied to shared memory. A thread reads only packs that it copied itself, so no barrier is
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
         const Pack<T, N> weight = load_pack<N>(args.weight + column);
         for (int i = 0; i < N; ++i) {
           const A upstream = widen(grad_y[i]), n = (widen(x[i]) - mean) * rstd;
-          const A g = widen(weight[i]) * upstream;
+          const A g = (widen(weight[i]) + args.offset) * upstream;
           means[0] += g;
           means[1] += g * n;
           sums[0][k][i] += upstream * n;
@@ -181,7 +182,8 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
         Pack<T, N> out{};
         if (args.accumulate) out = rows.pack(stage, 2, k);
         for (int i = 0; i < N; ++i) {
-          const A n = (widen(x[i]) - mean) * rstd, g = widen(weight[i]) * widen(grad_y[i]);
+          const A n = (widen(x[i]) - mean) * rstd,
+                  g = (widen(weight[i]) + args.offset) * widen(grad_y[i]);
           const A grad = rstd * (g - mean_g - n * mean_gn);
           out[i] = narrow<T>(args.accumulate ? grad + widen(out[i]) : grad);
         }

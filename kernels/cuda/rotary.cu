@@ -14,8 +14,9 @@ struct Arguments {
   T* y;
   std::int64_t x_strides[3], y_strides[3];  ///< of batch, time, head
   std::int64_t first_position;
-  double exponent_step;  ///< log2 of a pair's frequency over the previous pair's
-  int half, heads, rotated_heads;
+  RotaryAngles angles;
+  int copied;  ///< numbers of a head after the pairs
+  int heads, rotated_heads;
   bool inverse, accumulate;
 };
 
@@ -44,17 +45,18 @@ __global__ void __launch_bounds__(RotaryShape::kMostThreads)
     rotary_kernel(const Arguments<T> args) {
   using A = Compute<T>;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const int half = args.half;
+  const int half = args.angles.pairs;
   SharedMemory memory;
   const SharedArray<A> cosines = memory.take<A>(half), sines = memory.take<A>(half);
 
   const auto position = static_cast<double>(args.first_position + blockIdx.x);
+  const auto factor = static_cast<A>(args.angles.factor);
   for (int i = thread; i < half; i += threads) {
-    const double turns = position * (std::exp2(args.exponent_step * i) * 0.15915494309189533577);
+    const double turns = position * (args.angles.step[i] * 0.15915494309189533577);
     A sine, cosine;
     sine_and_cosine(2.0 * (turns - std::rint(turns)), &sine, &cosine);
-    cosines[i] = cosine;
-    sines[i] = args.inverse ? -sine : sine;
+    cosines[i] = factor * cosine;
+    sines[i] = factor * (args.inverse ? -sine : sine);
   }
   __syncthreads();
 
@@ -89,11 +91,22 @@ __global__ void __launch_bounds__(RotaryShape::kMostThreads)
     store_pack<N>(to, to_low);
     store_pack<N>(to + half, to_high);
   }
+  const int copied = args.copied / N;
+  for (int i = thread; i < args.heads * copied; i += threads) {
+    const int head = i / copied, at = 2 * half + (i - head * copied) * N;
+    T* const to = y + head * args.y_strides[2] + at;
+    Pack<T, N> part = load_pack<N>(x + head * args.x_strides[2] + at);
+    if (args.accumulate) {
+      const Pack<T, N> before = load_pack<N>(to);
+      for (int k = 0; k < N; ++k) part[k] = narrow<T>(widen(part[k]) + widen(before[k]));
+    }
+    store_pack<N>(to, part);
+  }
 }
 
 template <typename T>
-bool takes_packs(const TensorView& view) {
-  bool fits = is_aligned(view.data) && view.shape[3] / 2 % kPack<T> == 0;
+bool takes_packs(const TensorView& view, int pairs) {
+  bool fits = is_aligned(view.data) && pairs % kPack<T> == 0 && view.shape[3] % kPack<T> == 0;
   for (int dim = 0; dim < 3; ++dim)
     fits = fits && (view.shape[dim] == 1 || view.strides[dim] % kPack<T> == 0);
   return fits;
@@ -104,23 +117,21 @@ void run(Context& context, const Rotary& args) {
   using A = Compute<T>;
   const TensorView &x = args.x, &y = args.y.view;
   using Shape = RotaryShape;
-  const std::int64_t half = x.shape[3] / 2, heads = x.shape[2];
-  require<Unsupported>(x.shape[0] <= Shape::kMostBatch && half <= Shape::kMostPairs &&
-                           heads * half <= Shape::kMostWork,
-                       "rotary: x of shape {} is more than a launch takes ([{}, T, {} / D, {}])",
-                       x.shape, Shape::kMostBatch, 2 * Shape::kMostWork, 2 * Shape::kMostPairs);
-  const Arguments<T> arguments{
-      .x = static_cast<const T*>(x.data),
-      .y = static_cast<T*>(y.data),
-      .x_strides = {x.strides[0], x.strides[1], x.strides[2]},
-      .y_strides = {y.strides[0], y.strides[1], y.strides[2]},
-      .first_position = args.first_position,
-      .exponent_step = -2.0 / static_cast<double>(x.shape[3]) * std::log2(args.base),
-      .half = static_cast<int>(half),
-      .heads = static_cast<int>(heads),
-      .rotated_heads = static_cast<int>(heads - args.copied_heads),
-      .inverse = args.inverse,
-      .accumulate = args.y.accumulate};
+  const std::int64_t half = args.angles.pairs, heads = x.shape[2];
+  require<Unsupported>(x.shape[0] <= Shape::kMostBatch && heads * x.shape[3] <= Shape::kMostWork,
+                       "rotary: x of shape {} is more than a launch takes ([{}, T, {} / D, D])",
+                       x.shape, Shape::kMostBatch, Shape::kMostWork);
+  const Arguments<T> arguments{.x = static_cast<const T*>(x.data),
+                               .y = static_cast<T*>(y.data),
+                               .x_strides = {x.strides[0], x.strides[1], x.strides[2]},
+                               .y_strides = {y.strides[0], y.strides[1], y.strides[2]},
+                               .first_position = args.first_position,
+                               .angles = args.angles,
+                               .copied = static_cast<int>(x.shape[3] - 2 * half),
+                               .heads = static_cast<int>(heads),
+                               .rotated_heads = static_cast<int>(heads - args.copied_heads),
+                               .inverse = args.inverse,
+                               .accumulate = args.y.accumulate};
   launch(context, "rotary", rotary_kernel<T, N>,
          LaunchShape{.grid = static_cast<unsigned>(x.shape[1]),
                      .block = Shape::threads(heads * (half / N)),
@@ -133,7 +144,8 @@ void run(Context& context, const Rotary& args) {
 
 void rotary(Context& context, const Rotary& args) {
   visit_floating(args.x.dtype, "rotary", [&]<typename T>(std::type_identity<T>) {
-    visit_pack<T>(takes_packs<T>(args.x) && takes_packs<T>(args.y.view),
+    const int pairs = args.angles.pairs;
+    visit_pack<T>(takes_packs<T>(args.x, pairs) && takes_packs<T>(args.y.view, pairs),
                   [&]<int N>(std::integral_constant<int, N>) { run<T, N>(context, args); });
   });
 }

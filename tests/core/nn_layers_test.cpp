@@ -6,19 +6,30 @@
 #include "tests/support/gradcheck.h"
 
 using namespace tessera;
-using nn::HeadNorm;
+using nn::NormKind;
+using nn::QueryKeyNorm;
 
 namespace {
 
+using Over = QueryKeyNorm::Over;
+
+const QueryKeyNorm kNone{};
+const QueryKeyNorm kNorms[] = {
+    {.over = Over::Head},
+    {.over = Over::Head, .norm = {.offset = 1.0}},
+    {.over = Over::Head, .norm = {.kind = NormKind::Layer}},
+    {.over = Over::All},
+    {.over = Over::Head, .norm = {.kind = NormKind::PlainRms}, .after_rotary = true}};
+
 struct Model : nn::Module {
   nn::Attention attention;
-  explicit Model(HeadNorm norm)
+  explicit Model(const QueryKeyNorm& norm)
       : attention(*this, "attn",
                   {.width = 12,
                    .heads = 4,
                    .kv_heads = 2,
                    .head_dim = 4,
-                   .rotary_base = 100,
+                   .rotary = {.base = 100},
                    .qk_norm = norm}) {}
 };
 
@@ -42,11 +53,17 @@ void fill(const nn::Module& model, const std::shared_ptr<Context>& context, DTyp
 
 TEST_CASE("attention with norms of queries and keys passes the gradient check") {
   const auto context = Context::create();
-  for (const HeadNorm norm : {HeadNorm::Rms, HeadNorm::Layer}) {
+  for (const QueryKeyNorm& norm : kNorms) {
     Model model(norm);
     fill(model, context, DType::F64);
-    CHECK(model.parameters().size() == (norm == HeadNorm::Rms ? 6 : 8));
-    CHECK(model.parameters()[4]->name == "attn.q_norm.weight");
+    const NormKind kind = norm.norm.kind;
+    CHECK(model.parameters().size() == (kind == NormKind::PlainRms ? 4
+                                        : kind == NormKind::Rms    ? 6
+                                                                   : 8));
+    if (kind != NormKind::PlainRms) {
+      CHECK(model.parameters()[4]->name == "attn.q_norm.weight");
+      CHECK(model.parameters()[4]->tensor.numel() == (norm.over == Over::All ? 16 : 4));
+    }
     std::vector<Tensor> inputs = {
         test::random_tensor(context, {2, 3, 12}, DType::F64, 7).set_requires_grad(true)};
     for (const Parameter* p : model.parameters()) inputs.push_back(p->tensor);
@@ -59,24 +76,28 @@ TEST_CASE("norms remove the scale of queries") {
   const auto context = Context::create();
   const NoGradGuard no_grad(*context);
   const Tensor x = test::random_tensor(context, {2, 5, 12}, DType::F64, 8);
-  const auto outcome = [&](HeadNorm norm, float scale) {
+  const auto outcome = [&](const QueryKeyNorm& norm, float scale) {
     Model model(norm);
     fill(model, context, DType::F64, scale);
     return test::values_of(model.attention(x));
   };
-  for (const HeadNorm norm : {HeadNorm::None, HeadNorm::Rms, HeadNorm::Layer}) {
+  const auto difference = [&](const QueryKeyNorm& norm) {
     const auto once = outcome(norm, 1), scaled = outcome(norm, 8);
     double most = 0;
     for (std::size_t i = 0; i < once.size(); ++i)
       most = std::max(most, std::abs(once[i] - scaled[i]));
-    CHECK((most < 1e-4) == (norm != HeadNorm::None));
-  }
+    return most;
+  };
+  CHECK(difference(kNone) > 1e-4);
+  for (const QueryKeyNorm& norm : kNorms) CHECK(difference(norm) < 1e-4);
 }
 
 TEST_CASE("decoding with normed queries and keys gives the results of the whole sequence") {
   const auto context = Context::create();
   const NoGradGuard no_grad(*context);
-  for (const HeadNorm norm : {HeadNorm::None, HeadNorm::Rms, HeadNorm::Layer}) {
+  std::vector<QueryKeyNorm> norms(std::begin(kNorms), std::end(kNorms));
+  norms.push_back(kNone);
+  for (const QueryKeyNorm& norm : norms) {
     Model model(norm);
     fill(model, context, DType::F64);
     const Tensor x = test::random_tensor(context, {1, 5, 12}, DType::F64, 9);

@@ -56,7 +56,7 @@ TEST_CASE("parameters have the paths of their modules and the order of construct
   CHECK(net.parameters().front()->name == "decoder.embed.weight");
   CHECK(net.parameters().back()->name == "temperature");
   CHECK(net.head.weight.decay);
-  CHECK_FALSE(net.decoder.layers[0].norm.weight.decay);
+  CHECK_FALSE(net.decoder.layers[0].norm.weight->decay);
   CHECK(net.decoder.layers[0].is_block());
   CHECK_FALSE(net.decoder.layers[0].experts[0].is_block());
   CHECK_FALSE(net.decoder.embed.is_block());

@@ -118,6 +118,10 @@ TEST_CASE("linear_cross_entropy: gradients for any chunk size") {
     const auto f = [&](const std::vector<Tensor>& t) {
       return ops::linear_cross_entropy(t[0], t[1], in.targets, 0.5, chunk);
     };
+    const auto capped = [&](const std::vector<Tensor>& t) {
+      return ops::linear_cross_entropy(t[0], t[1], in.targets, 0.5, chunk, 2.0);
+    };
+    CHECK(gradcheck(capped, {in.x, in.weight}, {.leaves_only = true}) == "");
     CHECK(gradcheck(f, {in.x, in.weight}, {.leaves_only = true}) == "");
     CHECK(gradcheck(f, {in.x.detach(), in.weight}, {.leaves_only = true}) == "");
     CHECK(gradcheck(f, {in.x, in.weight.detach()}) == "");  // x as a non-leaf

@@ -12,6 +12,7 @@
 namespace tessera::test {
 namespace {
 
+using ops::Gate;
 using ops::WeightLayout;
 
 TEST_CASE("linear: both layouts, with and without bias, by hand") {
@@ -102,17 +103,17 @@ TEST_CASE("linear: refuses invalid arguments") {
                        doctest::Contains("linear: tensors of different contexts"), InvalidArgument);
 }
 
-TEST_CASE("swiglu_linear: bit-identical to its parts, also on a device, and keeps x alone") {
+TEST_CASE("gated_linear: bit-identical to its parts, also on a device, and keeps x alone") {
   const auto outcome = [](const std::shared_ptr<Context>& context, DType dtype, WeightLayout layout,
-                          bool joined) {
+                          Gate gate, bool joined) {
     const Shape weight = layout == WeightLayout::OutIn ? Shape{7, 33} : Shape{33, 7};
     const auto leaf = [&](const Shape& shape, std::uint64_t seed) {
       return random_tensor(context, shape, dtype, seed).set_requires_grad(true);
     };
     const Tensor x = leaf({2, 3, 66}, 1), w = leaf(weight, 2), b = leaf({7}, 3);
     const auto pass = [&] {
-      return joined ? ops::swiglu_linear(x, w, b, layout)
-                    : ops::linear(ops::swiglu(x), w, b, layout);
+      if (joined) return ops::gated_linear(x, w, b, layout, gate);
+      return ops::linear(gate == Gate::Silu ? ops::swiglu(x) : ops::geglu(x), w, b, layout);
     };
     const auto held = [&] { return context->ledger().total().current; };
     std::vector<std::vector<double>> values;
@@ -132,19 +133,21 @@ TEST_CASE("swiglu_linear: bit-identical to its parts, also on a device, and keep
   for (const auto& context : {host, fibers})
     for (const DType dtype : {DType::F32, DType::BF16})
       for (const WeightLayout layout : {WeightLayout::OutIn, WeightLayout::InOut})
-        CHECK(outcome(context, dtype, layout, true) == outcome(context, dtype, layout, false));
+        for (const Gate gate : {Gate::Silu, Gate::Gelu})
+          CHECK(outcome(context, dtype, layout, gate, true) ==
+                outcome(context, dtype, layout, gate, false));
 }
 
-TEST_CASE("swiglu_linear: gradients, and refuses invalid arguments") {
+TEST_CASE("gated_linear: gradients, and refuses invalid arguments") {
   const auto context = Context::create();
   const auto leaf = [&](const Shape& shape, std::uint64_t seed) {
     return random_tensor(context, shape, DType::F64, seed).set_requires_grad(true);
   };
   const Tensor x = leaf({2, 3, 10}, 1), w = leaf({4, 5}, 2);
-  CHECK(gradcheck([](const auto& t) { return ops::swiglu_linear(t[0], t[1], t[2]); },
+  CHECK(gradcheck([](const auto& t) { return ops::gated_linear(t[0], t[1], t[2]); },
                   {x, w, leaf({4}, 3)}) == "");
-  CHECK_THROWS_WITH_AS(ops::swiglu_linear(x, w, {}, WeightLayout::InOut),
-                       "swiglu_linear: the last dim of x must be 8, gate and up of the 4 inputs of "
+  CHECK_THROWS_WITH_AS(ops::gated_linear(x, w, {}, WeightLayout::InOut),
+                       "gated_linear: the last dim of x must be 8, gate and up of the 4 inputs of "
                        "weight [4, 5]; got "
                        "x of shape [2, 3, 10]",
                        InvalidArgument);

@@ -47,13 +47,13 @@ Usage train_step(DeviceType device, DType dtype, bool recompute) {
   const auto block = [&](const Tensor& x) {
     Tensor h = ops::layer_norm(x, norm_weight, norm_bias, 1e-5);
     h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
-    h = ops::attention(ops::rotary_packed(h, heads, heads, 1e4), {.heads = heads});
+    h = ops::attention(ops::rotary_packed(h, heads, heads, {.base = 1e4}), {.heads = heads});
     h = ops::linear(h, qkv_weight, qkv_bias, ops::WeightLayout::InOut);
     h = ops::attention(h, {.heads = heads, .window = 3, .softcap = 9.0, .documents = tokens});
     h = ops::gelu(ops::gelu_mlp(h, mlp_weight, mlp_bias, mlp_weight, {}));
     const auto [sum, y] = ops::add_rms_norm(x, ops::dropout(h, 0.1F, 0), rms_weight, 1e-5);
     const Tensor up = ops::linear(y, gated_weight, {});
-    const Tensor gated = ops::add(ops::swiglu(up), ops::swiglu_linear(up, mlp_weight, mlp_bias));
+    const Tensor gated = ops::add(ops::swiglu(up), ops::gated_linear(up, mlp_weight, mlp_bias));
     const auto [last, normed] = ops::add_layer_norm(sum, gated, norm_weight, norm_bias, 1e-5);
     return ops::add(last, ops::rms_norm(normed, rms_weight, 1e-5));
   };

@@ -35,6 +35,10 @@ TEST_CASE("layer_norm and rms_norm: gradients, over odd shapes") {
     CHECK(gradcheck(rms, {x, w}) == "");
     CHECK(gradcheck(rms, {x, w.detach()}) == "");
     CHECK(gradcheck(rms, {x.detach(), w}) == "");
+    const auto shifted = [](const auto& t) { return ops::rms_norm(t[0], t[1], 1e-2, 1.0); };
+    CHECK(gradcheck(shifted, {x, w}) == "");
+    const auto plain = [](const auto& t) { return ops::rms_norm(t[0], {}, 1e-2); };
+    CHECK(gradcheck(plain, {x}) == "");
   }
 }
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "io/hf/gpt2.h"
+#include "io/hf/family.h"
 #include "tests/io/support.h"
 #include "tests/support/cli.h"
 
@@ -24,7 +24,7 @@ fs::path make_checkpoint(const fs::path& dir) {
                            {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
   model.config = config.dump();
   float next = 0;
-  for (const io::TensorInfo& info : io::gpt2_tensors(config)) {
+  for (const io::TensorInfo& info : io::model_tensors(config)) {
     SampleModel::Tensor tensor{info.name, info.shape, {}, {}, {}};
     for (std::int64_t i = 0; i < numel(info.shape); ++i) tensor.weight.push_back(next += 0.5F);
     model.tensors.push_back(std::move(tensor));

@@ -15,7 +15,7 @@
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
 #include "core/optim/adamw.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/support/cli.h"
 #include "tests/support/golden.h"
 #include "tests/support/loss.h"
@@ -98,7 +98,7 @@ Outcome train_ranks(const Golden& golden, const Setting& setting) {
       communicator = comm::make_host_staged_communicator(std::move(communicator), context);
     models::Arch config = golden.config;
     config.dropout = setting.dropout;
-    models::Gpt2 model(config);
+    models::Decoder model(config);
     const comm::Mesh mesh = mesh_of(setting.mode, *communicator);
     comm::ShardedModel sharded(model, mesh, spec_of(setting.mode, setting.compute, setting.master),
                                context);
@@ -257,7 +257,7 @@ TEST_CASE("logits and all gradients match the reference") {
     for (const std::string& plugin : places) {
       CAPTURE(plugin);
       const auto context = Context::create(context_options(plugin, 0));
-      models::Gpt2 model(golden.config);
+      models::Decoder model(golden.config);
       materialize(model, context, DType::F32, golden.source());
       const Shape shape{golden.batch, golden.seq};
       const auto count = static_cast<std::size_t>(numel(shape));

@@ -10,7 +10,7 @@
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/optim/adamw.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/e2e/small_run.h"
 #include "tests/support/loss.h"
 #include "tests/support/on_threads.h"
@@ -38,7 +38,7 @@ std::vector<Held> train_on_threads(int world, const std::string& mode, DType com
     const auto context = Context::create({.threads = 1});
     const auto communicator = world == 1 ? comm::make_single_communicator()
                                          : comm::make_threads_communicator(group, rank);
-    models::Gpt2 model(config);
+    models::Decoder model(config);
     const comm::Mesh mesh = mesh_of(mode, *communicator);
     comm::ShardedModel sharded(model, mesh, spec_of(mode, compute), context);
     sharded.load([](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {

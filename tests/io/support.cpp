@@ -11,7 +11,7 @@
 #include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
-#include "io/hf/gpt2.h"
+#include "io/hf/family.h"
 #include "io/safetensors/writer.h"
 #include "tests/support/on_threads.h"
 
@@ -46,7 +46,7 @@ SampleModel make_sample_model(int salt) {
                            {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
   model.config = config.dump();
   float next = static_cast<float>(salt) * 0.25F;
-  for (const io::TensorInfo& info : io::gpt2_tensors(config)) {
+  for (const io::TensorInfo& info : io::model_tensors(config)) {
     SampleModel::Tensor tensor{info.name, info.shape, {}, {}, {}};
     for (std::int64_t i = 0; i < numel(info.shape); ++i) {
       next += 1;

@@ -15,10 +15,16 @@ struct Expected {
   std::vector<double> losses, gradient;
 };
 
-Expected expected_of(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
-                     double grad_scale) {
+Expected expected_of(std::vector<double> logits, const std::vector<std::int32_t>& targets,
+                     double grad_scale, double softcap) {
   Expected result;
   const std::size_t vocabulary = logits.size() / targets.size();
+  std::vector<double> slopes(logits.size(), 1.0);
+  for (std::size_t i = 0; softcap > 0 && i < logits.size(); ++i) {
+    const double t = std::tanh(logits[i] / softcap);
+    logits[i] = softcap * t;
+    slopes[i] = 1 - t * t;
+  }
   for (std::size_t row = 0; row < targets.size(); ++row) {
     const double* x = logits.data() + row * vocabulary;
     const bool ignored = targets[row] == kIgnoreTarget;
@@ -29,13 +35,16 @@ Expected expected_of(const std::vector<double>& logits, const std::vector<std::i
         ignored ? 0.0 : std::log(sum) + max - x[static_cast<std::size_t>(targets[row])]);
     for (std::size_t i = 0; i < vocabulary; ++i) {
       const double hit = static_cast<std::int32_t>(i) == targets[row] ? 1.0 : 0.0;
-      result.gradient.push_back(ignored ? 0.0 : grad_scale * (std::exp(x[i] - max) / sum - hit));
+      result.gradient.push_back(ignored ? 0.0
+                                        : grad_scale * slopes[row * vocabulary + i] *
+                                              (std::exp(x[i] - max) / sum - hit));
     }
   }
   return result;
 }
 
-void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double spread) {
+void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double spread,
+                double softcap = 0) {
   CAPTURE(rows);
   CAPTURE(vocabulary);
   const Buffer input(dtype, {rows, vocabulary}, Buffer::normal(rows * vocabulary, 5, spread));
@@ -44,15 +53,15 @@ void check_size(DType dtype, std::int64_t rows, std::int64_t vocabulary, double 
     targets.push_back(row % 5 == 4 ? kIgnoreTarget
                                    : static_cast<std::int32_t>(row * 37 % vocabulary));
   constexpr double kScale = 0.25;
-  const Expected expected = expected_of(input.values(), targets, kScale);
+  const Expected expected = expected_of(input.values(), targets, kScale, softcap);
   const DType loss_dtype = accumulator_dtype(dtype);
   for_each_context([&](Context& context) {
     const IndexBuffer indices({rows}, targets);
     for (const bool write_gradient : {false, true}) {
       const Buffer logits(dtype, {rows, vocabulary}, input.values());
       const Buffer losses(loss_dtype, {rows}, 9.0);
-      cross_entropy(context,
-                    {logits.view(), indices.view(), losses.view(), write_gradient, kScale});
+      cross_entropy(
+          context, {logits.view(), indices.view(), losses.view(), write_gradient, kScale, softcap});
       check_close(losses.values(), expected.losses, tolerance(loss_dtype), 1.0 + spread);
       check_close(logits.values(), write_gradient ? expected.gradient : input.values(),
                   tolerance(dtype), write_gradient ? 1.0 : 0.0);
@@ -69,6 +78,16 @@ TEST_CASE("cross_entropy matches float64, with and without gradient") {
   }
 }
 
+TEST_CASE("cross_entropy of soft-capped logits matches float64") {
+  for (const DType dtype : kComputingDTypes) {
+    for (const std::int64_t vocabulary : {1, 31, 257, 5003}) {
+      check_size(dtype, 7, vocabulary, 3.0, 5.0);
+      check_size(dtype, 3, vocabulary, 30.0, 2.0);
+    }
+    check_size(dtype, 2, 31, 1e-3, 30.0);  // far from the cap
+  }
+}
+
 TEST_CASE("cross_entropy does not overflow on large logits") {
   for (const DType dtype : kComputingDTypes) check_size(dtype, 6, 31, 1e4);
 }
@@ -80,7 +99,7 @@ TEST_CASE("cross_entropy leaves the gaps between strided rows unchanged") {
   for (std::int64_t i = 0; i < kRows * kVocabulary; ++i)
     dense.push_back(values[static_cast<std::size_t>(i / kVocabulary * kStride + i % kVocabulary)]);
   std::vector<std::int32_t> targets = {0, 30, 7, kIgnoreTarget, 15};
-  const Expected expected = expected_of(dense, targets, 1.0);
+  const Expected expected = expected_of(dense, targets, 1.0, 0);
   for_each_context([&](Context& context) {
     const IndexBuffer indices({kRows}, targets);
     const Buffer logits(DType::F64, {kRows, kStride}, values);

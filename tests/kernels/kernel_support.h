@@ -32,7 +32,7 @@ inline constexpr std::int64_t kOddLengths[] = {1, 3, 31, 33, 257, 50257};
 /// Kernels are tested with all of kOddLengths on every backend, except
 /// - products, which a library computes on a GPU and a naive loop on fibers: up to 257;
 /// - attention, whose cost is quadratic in T: T up to 257, head_dim up to 256, CUDA's limit;
-/// - rotary: up to 257 pairs per head, 50257 per token, as CUDA takes at most 2048 pairs per head;
+/// - rotary: up to its 256 pairs per head, 50257 per token;
 /// - the embedding: width up to 264, vocabulary up to 65600.
 inline double tolerance(DType dtype) {
   switch (dtype) {

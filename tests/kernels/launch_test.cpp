@@ -17,6 +17,7 @@
 #include "kernels/cuda/launch/rotary.h"
 #include "kernels/cuda/launch/sampling.h"
 #include "kernels/cuda/launch/sums.h"
+#include "kernels/rotary.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -210,8 +211,8 @@ TEST_CASE("rotary: whole warps, and angles that fit into shared memory") {
   CHECK(Shape::threads(0) == kWarp);
   CHECK(Shape::threads(std::int64_t{1} << 40) == Shape::kMostThreads);
   CHECK(Shape::kMostBatch <= kMostGridY);
-  CHECK(2 * Shape::kMostPairs * static_cast<std::int64_t>(sizeof(double)) <= kMostShared);
-  // A thread's pair index is an int, up to one step beyond the last.
+  CHECK(2 * RotaryAngles::kMostPairs * static_cast<std::int64_t>(sizeof(double)) <= kMostShared);
+  // A thread's index is an int, up to one step beyond the last.
   CHECK(Shape::kMostWork + Shape::kMostThreads <= kMostGrid);
 }
 

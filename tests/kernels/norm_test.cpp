@@ -18,6 +18,7 @@ struct Case {
   bool layer;  ///< layer norm, else RMS norm: no mean, no bias
   DType dtype;
   std::int64_t rows, width;
+  double offset = 0;
   DType sums() const { return accumulator_dtype(dtype); }
 };
 
@@ -55,20 +56,22 @@ struct Expected {
       mean.push_back(static_cast<double>(center));
       rstd.push_back(static_cast<double>(scale));
       for (std::size_t c = 0; c < columns; ++c)
-        y.push_back(static_cast<double>(in.weight[c] * (x[c] - center) * scale +
+        y.push_back(static_cast<double>((in.weight[c] + in.offset) * (x[c] - center) * scale +
                                         (in.layer ? in.bias[c] : 0.0)));
 
       const long double m = in.layer ? in.mean[r] : 0.0, s = in.rstd[r];
       long double mean_g = 0, mean_gn = 0;
       for (std::size_t c = 0; c < columns; ++c) {
-        const long double n = (x[c] - m) * s, g = static_cast<long double>(in.weight[c]) * grad[c];
+        const long double n = (x[c] - m) * s,
+                          g = static_cast<long double>(in.weight[c] + in.offset) * grad[c];
         if (in.layer) mean_g += g / count;
         mean_gn += g * n / count;
         grad_weight[c] += static_cast<double>(grad[c] * n);
         grad_bias[c] += grad[c];
       }
       for (std::size_t c = 0; c < columns; ++c) {
-        const long double n = (x[c] - m) * s, g = static_cast<long double>(in.weight[c]) * grad[c];
+        const long double n = (x[c] - m) * s,
+                          g = static_cast<long double>(in.weight[c] + in.offset) * grad[c];
         grad_x.push_back(static_cast<double>(s * (g - mean_g - n * mean_gn)));
       }
     }
@@ -85,7 +88,8 @@ struct Forward {
         y(in.dtype, {in.rows, in.width}, 77.0),
         mean(in.sums(), {in.rows}),
         rstd(in.sums(), {in.rows}),
-        layer(in.layer) {}
+        layer(in.layer),
+        offset(in.offset) {}
 
   void run(Context& context, const TensorView& from, const TensorView& added = {},
            const TensorView& to = {}) const {
@@ -95,7 +99,8 @@ struct Forward {
                               .rstd = rstd.view(),
                               .eps = kEps,
                               .residual = added,
-                              .sum = to};
+                              .sum = to,
+                              .offset = offset};
     if (!layer) return kernels::rms_norm_forward(context, args);
     args.bias = bias.view();
     args.mean = mean.view();
@@ -104,6 +109,7 @@ struct Forward {
   std::array<std::vector<char>, 3> bytes() const { return {y.bytes(), mean.bytes(), rstd.bytes()}; }
   Buffer x, residual, weight, bias, sum, y, mean, rstd;
   bool layer;
+  double offset;
 };
 
 struct Gradients {
@@ -129,14 +135,15 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
       kernels::layer_norm_backward(
           context,
           {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(), wanted(grad_x, input),
-           wanted(grad_weight, parameters), wanted(grad_bias, parameters)});
+           wanted(grad_weight, parameters), wanted(grad_bias, parameters), in.offset});
     else
       kernels::rms_norm_backward(context, {.x = x.view(),
                                            .weight = weight.view(),
                                            .rstd = rstd.view(),
                                            .grad_y = grad_y.view(),
                                            .grad_x = wanted(grad_x, input),
-                                           .grad_weight = wanted(grad_weight, parameters)});
+                                           .grad_weight = wanted(grad_weight, parameters),
+                                           .offset = in.offset});
   };
   if (apart) run(true, false);
   run(!apart, true);
@@ -205,7 +212,8 @@ TEST_CASE("norms match float64 in both directions, with and without a residual")
         CAPTURE(dtype_name(dtype));
         CAPTURE(size.rows);
         CAPTURE(size.width);
-        const Inputs in({layer, dtype, size.rows, size.width});
+        const double offset = size.rows % 2 == 1 ? 1 : 0;
+        const Inputs in({layer, dtype, size.rows, size.width, offset});
         const Expected want(in);
         for_each_context([&](Context& context) {
           check_forward(context, in, want);

@@ -48,7 +48,7 @@ Golden load_golden(const std::string& name) {
                    .n_embd = config["n_embd"],
                    .vocab_size = config["vocab_size"],
                    .seq_len = config["n_positions"],
-                   .layer_norm_eps = config["layer_norm_epsilon"]};
+                   .norm_eps = config["layer_norm_epsilon"]};
   const auto expected = read_json(golden.folder + "/expected.json");
   golden.batch = expected["batch"];
   golden.seq = expected["seq"];

@@ -65,7 +65,7 @@ TEST_CASE("usage errors exit with 2, and say on standard error what to do") {
       {"consolidate", "tessera: error: "},
       {"train", "--data.train FILE"},
       {"train --model.layers 3 --data.train x", "did you mean --model.n_layer?"},
-      {"train --data.train x --model.arch llama", "model.arch llama"},
+      {"train --data.train x --model.arch t5", "model.arch must be one of gpt2, llama, "},
       {"train --data.train x --run.out runs/\xff", "--run.out: run.out must be UTF-8 text"},
       {"eval m --data x --seq-len -5", "--seq-len"},
       {"generate m --prompt x --threads -2", "--threads"},

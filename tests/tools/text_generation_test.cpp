@@ -4,7 +4,7 @@
 
 #include "core/base/error.h"
 #include "io/data/tokenizer.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
 
@@ -19,7 +19,7 @@ constexpr std::int64_t kPositions = 16;
 constexpr std::int32_t kVocabulary = 31;
 
 struct Fixture {
-  models::Gpt2 model{
+  models::Decoder model{
       {.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = kVocabulary, .seq_len = kPositions}};
   std::shared_ptr<Context> context = Context::create({.threads = 1});
 

@@ -14,7 +14,7 @@
 #include "core/optim/adamw.h"
 #include "io/checkpoint/diff.h"
 #include "io/checkpoint/find.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
@@ -51,7 +51,7 @@ void for_each_rank(const Ranks& ranks,
     const auto context = Context::create({.threads = 1});
     const auto communicator = ranks.world == 1 ? comm::make_single_communicator()
                                                : comm::make_threads_communicator(group, rank);
-    models::Gpt2 model(ranks.config);
+    models::Decoder model(ranks.config);
     const comm::Mesh mesh = test::mesh_of(ranks.mode, *communicator);
     comm::ShardedModel sharded(model, mesh, test::spec_of(ranks.mode, ranks.master, ranks.master),
                                context);

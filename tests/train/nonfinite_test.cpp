@@ -11,7 +11,7 @@
 #include "comm/threads.h"
 #include "core/base/error.h"
 #include "core/optim/adamw.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/loss.h"
 #include "tests/support/on_threads.h"
@@ -93,7 +93,7 @@ std::vector<Outcome> train_ranks(const Setting& setting) {
         setting.world == 1
             ? comm::make_single_communicator()
             : comm::make_threads_communicator(group, rank, {.timeout = std::chrono::seconds(30)});
-    models::Gpt2 model(config);
+    models::Decoder model(config);
     const comm::Mesh mesh = test::mesh_of(setting.mode, *communicator);
     comm::ShardedModel sharded(
         model, mesh, test::spec_of(setting.mode, setting.compute, setting.master), context);

@@ -19,7 +19,7 @@
 #include "core/base/error.h"
 #include "core/optim/adamw.h"
 #include "io/checkpoint/find.h"
-#include "models/gpt2.h"
+#include "models/decoder.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
@@ -96,7 +96,7 @@ std::vector<std::string> run_ranks(const fs::path& dir, const Settings& settings
     const auto context = Context::create({.threads = 2});
     const auto communicator = settings.world == 1 ? comm::make_single_communicator()
                                                   : comm::make_threads_communicator(group, rank);
-    models::Gpt2 model(kConfig);
+    models::Decoder model(kConfig);
     const comm::Mesh mesh = test::mesh_of(settings.mode, *communicator);
     comm::ShardedModel sharded(model, mesh, test::spec_of(settings.mode), context);
     sharded.create_optimizer_state(optim::AdamW());

@@ -39,7 +39,7 @@
 #include "io/base/size.h"
 #include "io/checkpoint/reader.h"
 #include "io/checkpoint/save.h"
-#include "io/hf/gpt2.h"
+#include "io/hf/family.h"
 #include "io/pump/read_parts.h"
 
 namespace tessera::io {
@@ -81,7 +81,7 @@ Json model_of(const Options& options) {
 /// Shard layout of training: one unit per block and one for the rest.
 std::vector<ShardLayout> units_of(const Json& config, int world_size) {
   std::map<std::string, std::vector<ShardLayout::Parameter>> units;
-  for (const TensorInfo& info : gpt2_tensors(config)) {
+  for (const TensorInfo& info : model_tensors(config)) {
     const bool block = info.name.starts_with("h.");
     units[block ? info.name.substr(0, info.name.find('.', 2)) : "root"].push_back(
         {info.name, info.shape, false});

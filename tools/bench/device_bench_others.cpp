@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "core/base/rng.h"
+#include "core/ops/rotary.h"
 #include "kernels/activation.h"
 #include "kernels/dropout.h"
 #include "kernels/elementwise.h"
@@ -80,6 +81,7 @@ void rotary_and_dropout(DeviceMeasure& bench, const DeviceShapes& s) {
                          Bound::Memory, 12 * bench.halves(rows, c), rotary, [&] {
                            return Rotary{.x = bench.tensor(qkv),
                                          .y = fresh(bench.tensor(qkv)),
+                                         .angles = ops::rotary_angles({.base = 1e4}, s.head_dim, 0),
                                          .inverse = inverse,
                                          .copied_heads = s.heads};
                          });

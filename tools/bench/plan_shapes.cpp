@@ -49,7 +49,7 @@ struct Block : nn::Module {
                    .heads = s.heads,
                    .kv_heads = s.kv_heads,
                    .head_dim = s.head_dim,
-                   .rotary_base = 500'000,
+                   .rotary = {.base = 500'000},
                    .bias = false}),
         mlp_norm(*this, "mlp_norm", s.width),
         mlp(*this, "mlp", {.width = s.width, .hidden = s.hidden, .bias = false}) {}

@@ -17,7 +17,7 @@ struct Block : nn::Module {
   nn::Attention attention{
       *this,
       "attention",
-      {.width = 32, .heads = 4, .kv_heads = 2, .rotary_base = 1e4, .bias = false}};
+      {.width = 32, .heads = 4, .kv_heads = 2, .rotary = {.base = 1e4}, .bias = false}};
   nn::GatedMlp mlp{*this, "mlp", {.width = 32, .hidden = 64, .bias = false}};
   Tensor operator()(const Tensor& x) const {
     const Tensor h = x + attention(norm1(x));

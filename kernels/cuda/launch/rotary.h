@@ -9,9 +9,7 @@ namespace tessera::kernels::cuda {
 struct RotaryShape {
   static constexpr int kMostThreads = 256;
   static constexpr std::int64_t kMostBatch = 65535;
-  /// Pairs of a head, limited because their cosines and sines lie in shared memory.
-  static constexpr std::int64_t kMostPairs = 2048;
-  /// Pairs of a token, which are counted with ints.
+  /// Numbers of a token, which are counted with ints.
   static constexpr std::int64_t kMostWork = std::int64_t{1} << 30;
 
   /// Whole warps, one pack per thread up to kMostThreads.

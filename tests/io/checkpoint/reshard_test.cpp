@@ -12,7 +12,7 @@
 #include "io/checkpoint/diff.h"
 #include "io/checkpoint/find.h"
 #include "io/checkpoint/verify.h"
-#include "io/hf/gpt2.h"
+#include "io/hf/family.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -42,7 +42,7 @@ TEST_CASE("a resharded checkpoint equals one saved at that world size") {
                              {.world_size = to,
                               .jobs = from,
                               .chunk_bytes = 128,
-                              .order = gpt2_tensors(Json::parse(model.config))});
+                              .order = model_tensors(Json::parse(model.config))});
       CHECK(report.path == out / "step-00000007");
       CHECK(report.digest == source.digest());
       CHECK(names_in(out) == std::vector<std::string>{"latest", "step-00000007"});

@@ -14,6 +14,7 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/copy_files.h"
+#include "io/hf/family.h"
 #include "io/hf/model_source.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -339,7 +340,7 @@ TEST_CASE("memory is bounded for any model size") {
                        {"n_embd", 64},           {"vocab_size", 200000}, {"seq_len", 8},
                        {"layer_norm_eps", 1e-5}, {"dropout", 0.0}};
   model.config = config.dump();
-  for (const TensorInfo& info : gpt2_tensors(config)) {
+  for (const TensorInfo& info : model_tensors(config)) {
     const auto size = static_cast<std::size_t>(numel(info.shape));
     model.tensors.push_back({info.name, info.shape, std::vector<float>(size, 0.5F), {}, {}});
   }

@@ -5,7 +5,7 @@
 #include "io/base/convert.h"
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
-#include "io/hf/gpt2.h"
+#include "io/hf/gpt2_config.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/paths.h"
@@ -106,7 +106,7 @@ TEST_CASE_FIXTURE(Fixture, "the exported dtype is the one with the most bytes") 
     std::vector<SafetensorsSpec> specs;
     std::map<std::string, std::string> contents;
     for (const auto& tensor : model.tensors) {
-      const std::string name = gpt2_name_to_hf(tensor.name);
+      const std::string name = "transformer." + tensor.name;
       const DType dtype = name == "transformer.h.0.attn.c_attn.bias" ? first : most;
       specs.push_back({name, dtype, tensor.shape});
       contents[name].resize(tensor.weight.size() * dtype_size(dtype));

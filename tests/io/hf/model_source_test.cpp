@@ -7,6 +7,8 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
+#include "io/hf/family.h"
+#include "io/hf/gpt2_config.h"
 #include "io/safetensors/writer.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -41,7 +43,7 @@ struct HfDirectory {
 
   HfDirectory() {
     for (const auto& tensor : model.tensors) {
-      tensors[gpt2_name_to_hf(tensor.name)] = stored(tensor.shape, tensor.weight);
+      tensors["transformer." + tensor.name] = stored(tensor.shape, tensor.weight);
     }
   }
   static Stored stored(const Shape& shape, const std::vector<float>& values) {
@@ -120,7 +122,7 @@ TEST_CASE("checkpoints and runs are models too") {
 TEST_CASE("names without prefix, buffers, and a separately stored tied head are accepted") {
   HfDirectory hf;
   std::map<std::string, HfDirectory::Stored> plain;
-  for (const auto& [name, tensor] : hf.tensors) plain[gpt2_name_from_hf(name)] = tensor;
+  for (const auto& [name, tensor] : hf.tensors) plain[find_hf_family("gpt2")->strip(name)] = tensor;
   plain["h.0.attn.bias"] = {DType::U8, {1, 1, 2, 2}, "abcd"};
   plain["h.1.attn.masked_bias"] = HfDirectory::stored({}, {-1e4F});
   plain["lm_head.weight"] = plain["wte.weight"];
@@ -187,7 +189,7 @@ TEST_CASE("settings that change the computation are refused") {
     other.config[key] = value;
     CHECK_THROWS_HOLDING(Unsupported, reason, open_model(other.write()));
   };
-  refuse("model_type", "llama", "model_type \"llama\" cannot be imported");
+  refuse("model_type", "t5", "model_type \"t5\" cannot be imported");
   refuse("n_inner", 41, "n_inner is 41");
   refuse("activation_function", "relu", "\"activation_function\" is \"relu\"");
   refuse("tie_word_embeddings", false, "\"tie_word_embeddings\" is false");

@@ -54,7 +54,7 @@ void Config::validate(int world_size, bool needs_data) {
           shard.offload);
   require(world_size >= 1, "the number of ranks must be at least 1, got {}", world_size);
   models::require_family(model.arch, "model.arch");
-  require(model.n_embd % model.n_head == 0,
+  require(model.head_dim != 0 || model.n_embd % model.n_head == 0,
           "model.n_head {} does not divide model.n_embd {}; the nearest values that fit are "
           "model.n_head {}, or model.n_embd {}",
           model.n_head, model.n_embd, nearest_divisors(model.n_embd, model.n_head),
@@ -76,6 +76,9 @@ void Config::validate(int world_size, bool needs_data) {
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);
+  require(model.preset.empty() || model.init_from.empty(),
+          "model.preset is {}, but model.init_from has a model already; leave one of them out",
+          model.preset);
   require(
       checkpoint.load_tensors.empty() || !model.init_from.empty(),
       "checkpoint.load_tensors chooses tensors of model.init_from, which is empty; name a source "

@@ -14,10 +14,14 @@ namespace tessera::tools {
 /// Configuration of a training run, with its defaults. Ranges and help: fields.cpp.
 struct Config {
   struct Model {
+    std::string preset;
     std::string arch = models::Arch().family;
     std::int64_t n_layer = 4;
     std::int64_t n_head = 4;
+    std::int64_t n_kv_head = 0;  ///< 0: as the family does it; also the next two
+    std::int64_t head_dim = 0;
     std::int64_t n_embd = 128;
+    std::int64_t n_inner = 0;
     std::int64_t vocab_size = 0;  ///< 0: from the tokenizer or the data
     std::int64_t seq_len = 64;    ///< tokens
     double dropout = 0.0;

@@ -21,26 +21,31 @@ constexpr double kBig = 2147483647.0;  // limit of 32-bit sizes
 
 Field number(FieldRef (*ref)(Config&), std::string_view key, double min, double max,
              std::string_view help, bool min_exclusive = false) {
-  return {key, ref, help, min, max, min_exclusive, {}, {}};
+  return {key, ref, help, min, max, min_exclusive, {}};
 }
 Field text(FieldRef (*ref)(Config&), std::string_view key, std::string_view help,
-           std::vector<std::string_view> choices = {},
-           std::vector<std::string_view> unavailable = {}) {
-  return {key, ref, help, 0, 0, false, std::move(choices), std::move(unavailable)};
+           std::vector<std::string_view> choices = {}) {
+  return {key, ref, help, 0, 0, false, std::move(choices)};
 }
 
 std::vector<Field> make_fields() {
   const bool positive = true;
   return {
-      text(KEY(model.arch), "model family", models::families(), {"llama", "mistral", "gemma"}),
+      text(KEY(model.preset), "a known model, see tessera models; other model keys change it"),
+      text(KEY(model.arch), "model family", models::families()),
       number(KEY(model.n_layer), 1, 4096, "transformer blocks"),
       number(KEY(model.n_head), 1, 4096, "attention heads; must divide n_embd"),
+      number(KEY(model.n_kv_head), 0, 4096,
+             "heads of keys and values, which divide n_head; 0: n_head"),
+      number(KEY(model.head_dim), 0, 4096, "width of a head; 0: n_embd / n_head"),
       number(KEY(model.n_embd), 1, 1 << 20, "width of the residual stream"),
+      number(KEY(model.n_inner), 0, 1 << 22,
+             "width of the MLP; 0: 4 n_embd, or 8/3 if it is gated"),
       number(KEY(model.vocab_size), 0, kBig,
              "number of token ids; 0: from the tokenizer or the data"),
       number(KEY(model.seq_len), 1, 1 << 24, "context length in tokens"),
       number(KEY(model.dropout), 0, 0.99, "dropout probability"),
-      number(KEY(model.layer_norm_eps), 0, 1, "epsilon of LayerNorm", positive),
+      number(KEY(model.layer_norm_eps), 0, 1, "epsilon of the norms", positive),
       text(KEY(model.init_from),
            "start from the weights of a checkpoint, a run or a Hugging Face directory"),
 
@@ -253,10 +258,7 @@ void assign(std::string& target, const Field& field, const FieldValue& value,
   }
   check_utf8(field, parsed, where);
   if (field.key == "comm.backend" && parsed == "gloo") parsed = "tcp";  // accepted alias
-  const auto is_in = [&](const std::vector<std::string_view>& choices) {
-    return std::ranges::count(choices, parsed) > 0;
-  };
-  if (!field.choices.empty() && !is_in(field.choices) && !is_in(field.unavailable)) {
+  if (!field.choices.empty() && std::ranges::count(field.choices, parsed) == 0) {
     throw InvalidArgument("{}: {} must be one of {}, found \"{}\"", where, field.key,
                           fmt::join(field.choices, ", "), parsed);
   }
@@ -379,11 +381,7 @@ std::string config_help() {
         },
         field.ref(defaults));
     out += fmt::format("  --{:<23} {:<12} {}", field.key, value.empty() ? "-" : value, field.help);
-    if (!field.choices.empty()) {
-      out += fmt::format(" ({}{}{})", fmt::join(field.choices, ", "),
-                         field.unavailable.empty() ? "" : "; not in this build: ",
-                         fmt::join(field.unavailable, ", "));
-    }
+    if (!field.choices.empty()) out += fmt::format(" ({})", fmt::join(field.choices, ", "));
     out += '\n';
   }
   return out;

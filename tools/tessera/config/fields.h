@@ -20,8 +20,7 @@ struct Field {
   double min = 0;
   double max = 0;  ///< inclusive and finite; both bounds apply to numbers only
   bool min_exclusive = false;
-  std::vector<std::string_view> choices;      ///< allowed strings; empty: any
-  std::vector<std::string_view> unavailable;  ///< known, but refused by Config::validate()
+  std::vector<std::string_view> choices;  ///< allowed strings; empty: any
 
   bool is_list() const;
   /// "integer", "number", "string" or "list of strings"

@@ -68,6 +68,12 @@ RankProcess::RankProcess(int rank, RankCommand command, LogOutput& log) {
       ::dup2(to.get(), STDOUT_FILENO);
       ::dup2(to.get(), STDERR_FILENO);
     }
+    // A signal before exec must not run a handler of this program.
+    for (const int number : {SIGINT, SIGTERM, SIGUSR1}) {
+      struct sigaction action {};
+      ::sigaction(number, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) ::signal(number, SIG_DFL);
+    }
     ::pthread_sigmask(SIG_SETMASK, &command.mask, nullptr);
     ::execve(command.program.c_str(), argv.data(), envp.data());
     ::_exit(127);

@@ -21,7 +21,8 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
   const auto positions = static_cast<std::size_t>(model.arch().seq_len);
   std::vector<std::int32_t> text = prompt;
   std::vector<std::int32_t> result;
-  nn::KvCache cache(model.arch().seq_len);
+  const std::vector<std::int64_t>& ends = model.arch().eos_tokens;
+  nn::KvCache cache(std::min(model.arch().seq_len, std::ssize(prompt) + count));
   std::size_t fed = 0;  // tokens of `text` that were fed to the cache
   for (std::int64_t i = 0; i < count; ++i) {
     std::size_t fresh = text.size() - fed;
@@ -30,6 +31,10 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
       // once, so that the context is rarely recomputed.
       cache.past = 0;
       fresh = i == 0 ? positions : std::max<std::size_t>(positions / 2, 1);
+    }
+    if (model.outgrows(cache.past, static_cast<std::int64_t>(fresh))) {
+      fresh += static_cast<std::size_t>(cache.past);
+      cache.past = 0;
     }
     const auto first = text.end() - static_cast<std::ptrdiff_t>(fresh);
     const std::vector<std::int32_t> next(first, text.end());
@@ -44,6 +49,7 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
     text.push_back(token);
     result.push_back(token);
     if (on_token) on_token(token);
+    if (!is_plan && std::ranges::find(ends, token) != ends.end()) break;
   }
   return result;
 }

@@ -15,7 +15,8 @@
 namespace tessera::tools {
 
 /// Generates tokens with a KV cache. Uses at most the last `positions` tokens of the prompt; when
-/// all positions are used, continues with the last half of them as context.
+/// all positions are used, continues with the last half of them as context. Ends after a token that
+/// ends a text.
 /// @param on_token  called with each new token; may be empty
 /// @return the new tokens
 /// @throws InvalidArgument on an empty prompt or a token outside the vocabulary

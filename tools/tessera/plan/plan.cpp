@@ -93,12 +93,13 @@ class Planner {
   }
   int per_host() const { return options_.per_host > 0 ? options_.per_host : options_.world_size; }
   models::Arch resolve(Config& config) const {
+    const std::optional<models::Arch> known = adopt_known(config);
     config.validate(options_.world_size, false);
     if (config.model.vocab_size == 0 && config.data.tokenizer == "bytes")
       config.model.vocab_size = 256;
     require(config.model.vocab_size > 0,
             "the size of the vocabulary is not known; give it with --model.vocab_size");
-    return model_of(config);
+    return model_of(config, known);
   }
   const Options& options_;
 };

@@ -8,6 +8,7 @@
 
 #include "core/optim/adamw.h"
 #include "kernels/attention.h"
+#include "models/presets.h"
 
 namespace tessera::tools {
 namespace {
@@ -26,10 +27,13 @@ std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored,
   adopt("model.arch", config.model.arch, stored.family);
   adopt("model.n_layer", config.model.n_layer, stored.n_layer);
   adopt("model.n_head", config.model.n_head, stored.n_head);
+  adopt("model.n_kv_head", config.model.n_kv_head, stored.n_kv_head, config.model.n_kv_head != 0);
+  adopt("model.head_dim", config.model.head_dim, stored.head_dim, config.model.head_dim != 0);
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
+  adopt("model.n_inner", config.model.n_inner, stored.n_inner, config.model.n_inner != 0);
   adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size,
         config.model.vocab_size > 0);
-  adopt("model.layer_norm_eps", config.model.layer_norm_eps, stored.layer_norm_eps);
+  adopt("model.layer_norm_eps", config.model.layer_norm_eps, stored.norm_eps);
   if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
   if (!given_wins && config.model.seq_len > stored.seq_len) {
     differences.push_back(fmt::format("model.seq_len is {}, but the model has {} positions",
@@ -38,11 +42,11 @@ std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored,
   return differences;
 }
 
-[[noreturn]] void refuse_shape(const Config& config, const std::vector<std::string>& differences,
+[[noreturn]] void refuse_shape(const models::Arch& model,
+                               const std::vector<std::string>& differences,
                                const std::vector<io::TensorInfo>& found,
                                const std::string& source) {
-  const auto comparison =
-      io::compare_tensors(train::tensors_of(*models::make_model(model_of(config))), found);
+  const auto comparison = io::compare_tensors(train::tensors_of(*models::make_model(model)), found);
   throw InvalidArgument(
       "the keys do not match the model in {}: {}; leave {} out to use the model's{}{}", source,
       fmt::join(differences, "; "), differences.size() == 1 ? "the key" : "these keys",
@@ -118,14 +122,15 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   RunSetup setup;
   const io::LoadPolicy policy = io::parse_load_policy(config.checkpoint.load_policy);
   std::int64_t positions = 0;
+  std::optional<models::Arch> stored;
   io::TokenizerPtr tokenizer;
   std::string no_tokenizer;
   const auto adopt = [&](const std::string& section, const std::string& source,
                          const std::vector<io::TensorInfo>& tensors, bool given_wins) {
-    const models::Arch stored = models::parse_arch(section, source);
-    const auto differences = adopt_shape(config, stored, given_wins);
-    if (!differences.empty()) refuse_shape(config, differences, tensors, source);
-    positions = std::max(stored.seq_len, config.model.seq_len);
+    stored = models::parse_arch(section, source);
+    const auto differences = adopt_shape(config, *stored, given_wins);
+    if (!differences.empty()) refuse_shape(model_of(config, stored), differences, tensors, source);
+    positions = std::max(stored->seq_len, config.model.seq_len);
   };
   const bool any_fit = policy != io::LoadPolicy::Exact;
   const std::vector<std::string>& chosen = config.checkpoint.load_tensors;
@@ -141,6 +146,8 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     adopt(setup.init_from->config().dump(), setup.init_from->path().string(),
           setup.init_from->tensors(), any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from, no_tokenizer);
+  } else {
+    stored = adopt_known(config);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
   const bool by_name = config.data.tokenizer == "bytes" || config.data.tokenizer == "chars";
@@ -189,7 +196,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
             "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
     setup.dataset.tokenizer->encode(config.train.sample_prompt, "train.sample_prompt");
   }
-  setup.model = model_of(config);
+  setup.model = model_of(config, stored);
   if (positions > 0) setup.model.seq_len = positions;
   setup.model.validate();
   const auto tensors = train::tensors_of(*models::make_model(setup.model));
@@ -217,15 +224,48 @@ std::int64_t prompt_tokens(const RunSetup& setup) {
          std::ssize(tokenizer.prefix());
 }
 
-models::Arch model_of(const Config& config) {
-  return {.family = config.model.arch,
-          .n_layer = config.model.n_layer,
-          .n_head = config.model.n_head,
-          .n_embd = config.model.n_embd,
-          .vocab_size = config.model.vocab_size,
-          .seq_len = config.model.seq_len,
-          .layer_norm_eps = config.model.layer_norm_eps,
-          .dropout = static_cast<float>(config.model.dropout)};
+std::optional<models::Arch> adopt_known(Config& config) {
+  if (config.model.preset.empty() && config.model.init_from.empty()) return std::nullopt;
+  if (config.model.preset.empty()) {
+    const auto source = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
+    models::Arch arch = models::parse_arch(source->config().dump(), source->path().string());
+    (void)adopt_shape(config, arch, true);
+    return arch;
+  }
+  models::Arch arch = models::arch_of_preset(config.model.preset);
+  require(!config.given.contains("model.arch") || config.model.arch == arch.family,
+          "model.preset {} is a {}, but model.arch is {}; leave one of them out",
+          config.model.preset, arch.family, config.model.arch);
+  (void)adopt_shape(config, arch, true);
+  return arch;
+}
+
+models::Arch model_of(const Config& config, const std::optional<models::Arch>& stored) {
+  const Config::Model& c = config.model;
+  models::Arch model = stored && stored->family == c.arch
+                           ? *stored
+                           : models::arch_of_family(c.arch, {.n_layer = c.n_layer,
+                                                             .n_head = c.n_head,
+                                                             .n_kv_head = c.n_kv_head,
+                                                             .head_dim = c.head_dim,
+                                                             .n_embd = c.n_embd,
+                                                             .n_inner = c.n_inner,
+                                                             .vocab_size = c.vocab_size,
+                                                             .seq_len = c.seq_len});
+  if (stored) {
+    model.n_layer = c.n_layer;
+    model.n_head = c.n_head;
+    model.n_kv_head = c.n_kv_head;
+    model.head_dim = c.head_dim;
+    model.n_embd = c.n_embd;
+    model.n_inner = c.n_inner;
+    model.vocab_size = c.vocab_size;
+    model.seq_len = c.seq_len;
+  }
+  if (config.given.contains("model.layer_norm_eps"))
+    model.norm_eps = model.qk_norm.norm.eps = c.layer_norm_eps;
+  model.dropout = static_cast<float>(c.dropout);
+  return model;
 }
 
 comm::ShardSpec shard_spec_of(const Config& config) {
@@ -280,7 +320,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
 }
 
 void require_head_dim(const models::Arch& model, Device device, std::string_view cpu_flag) {
-  const std::int64_t head_dim = model.head_dim();
+  const std::int64_t head_dim = model.width_of_head();
   require<Unsupported>(device.type != DeviceType::CUDA || head_dim <= kernels::kMostCudaHeadDim,
                        "model.n_embd {} over model.n_head {} is a head_dim of {}, and the GPU "
                        "kernels support at most {}; raise "

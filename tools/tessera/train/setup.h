@@ -66,7 +66,10 @@ train::TrainerOptions trainer_options(const Config& config);
 train::LoaderOptions loader_options(const Config& config);
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config);
 
-models::Arch model_of(const Config& config);
+/// The model of model.preset or model.init_from, whose shape the keys that are not given get; nothing
+/// without both.
+std::optional<models::Arch> adopt_known(Config& config);
+models::Arch model_of(const Config& config, const std::optional<models::Arch>& stored = {});
 
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels

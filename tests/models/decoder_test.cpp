@@ -1,4 +1,4 @@
-#include "models/gpt2.h"
+#include "models/decoder.h"
 
 #include <doctest/doctest.h>
 
@@ -11,13 +11,13 @@
 
 using namespace tessera;
 using models::Arch;
-using models::Gpt2;
+using models::Decoder;
 
 namespace {
 
 constexpr Arch kSmall{.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
 
-std::shared_ptr<Context> make_model(Gpt2& model, DType dtype = DType::F32) {
+std::shared_ptr<Context> make_model(Decoder& model, DType dtype = DType::F32) {
   auto context = Context::create({.threads = 2});
   materialize(model, context, dtype,
               [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
@@ -35,11 +35,11 @@ Tensor make_tokens(const std::shared_ptr<Context>& context, const Shape& shape) 
 }  // namespace
 
 TEST_CASE("the 124M model has its published number of parameters") {
-  CHECK(Gpt2(Arch{}).parameter_count() == 124439808);
-  Gpt2 model(kSmall);
+  CHECK(Decoder(Arch{}).parameter_count() == 124439808);
+  Decoder model(kSmall);
   std::int64_t count = 0;
   for (const Parameter* p : model.parameters()) count += p->tensor.numel();
-  CHECK(count == Gpt2(kSmall).parameter_count());
+  CHECK(count == Decoder(kSmall).parameter_count());
   std::string names;
   for (const Unit& unit : units_of(model)) names += unit.name + " ";
   CHECK(names == "wte wpe h.0 h.1 ln_f ");
@@ -47,7 +47,7 @@ TEST_CASE("the 124M model has its published number of parameters") {
 }
 
 TEST_CASE("initialization has GPT-2's standard deviations and can be done range by range") {
-  Gpt2 model({.n_layer = 8, .n_head = 2, .n_embd = 64, .vocab_size = 512, .seq_len = 8});
+  Decoder model({.n_layer = 8, .n_head = 2, .n_embd = 64, .vocab_size = 512, .seq_len = 8});
   for (const Parameter* p : model.parameters()) {
     const auto n = p->tensor.numel();
     std::vector<float> whole(static_cast<std::size_t>(n));
@@ -74,7 +74,7 @@ TEST_CASE("initialization has GPT-2's standard deviations and can be done range 
 }
 
 TEST_CASE("an untrained model's loss is close to that of a uniform guess") {
-  Gpt2 model(kSmall);
+  Decoder model(kSmall);
   const auto context = make_model(model);
   const NoGradGuard no_grad(*context);
   const Tensor tokens = make_tokens(context, {2, 16});
@@ -89,7 +89,7 @@ TEST_CASE("an untrained model's loss is close to that of a uniform guess") {
 
 TEST_CASE("cached decoding gives the full forward pass's logits, token by token or in chunks") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
-    Gpt2 model(kSmall);
+    Decoder model(kSmall);
     const auto context = make_model(model, dtype);
     const NoGradGuard no_grad(*context);
     const std::int64_t length = 11;
@@ -130,7 +130,7 @@ TEST_CASE(
     "batch") {
   Arch config = kSmall;
   config.dropout = 0.3F;
-  Gpt2 model(config);
+  Decoder model(config);
   const auto context = make_model(model);
   const NoGradGuard no_grad(*context);
   const Tensor tokens = make_tokens(context, {4, 8});
@@ -147,7 +147,7 @@ TEST_CASE(
 }
 
 TEST_CASE("the meta device runs a training step without allocating memory") {
-  Gpt2 model(kSmall);
+  Decoder model(kSmall);
   const auto context = Context::create({.device = {DeviceType::Meta}});
   materialize(model, context, DType::F32, {});
   const Tensor tokens = Tensor::empty(context, {2, 16}, DType::I32);
@@ -158,10 +158,10 @@ TEST_CASE("the meta device runs a training step without allocating memory") {
 }
 
 TEST_CASE("wrong shapes and options are refused with their values") {
-  CHECK_THROWS_WITH_AS(Gpt2({.n_head = 5, .n_embd = 24}),
+  CHECK_THROWS_WITH_AS(Decoder({.n_head = 5, .n_embd = 24}),
                        "model.n_embd 24 is not divisible by model.n_head 5", InvalidArgument);
-  CHECK_THROWS_AS(Gpt2({.n_layer = 0}), InvalidArgument);
-  Gpt2 model(kSmall);
+  CHECK_THROWS_AS(Decoder({.n_layer = 0}), InvalidArgument);
+  Decoder model(kSmall);
   const auto context = make_model(model);
   const Tensor tokens = make_tokens(context, {1, 17});
   CHECK_THROWS_WITH_AS(model.logits(tokens),

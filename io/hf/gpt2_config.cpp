@@ -1,19 +1,15 @@
-#include "io/hf/gpt2.h"
+#include "io/hf/gpt2_config.h"
 
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/hf/config.h"
-#include "io/source/load_policy.h"
 
 namespace tessera::io {
 namespace {
 
-constexpr std::string_view kPrefix = "transformer.";
 constexpr double kDefaultEps = 1e-5;
-// Limits the list of expected tensors if the configuration is damaged.
-constexpr std::int64_t kMaxLayers = 10'000;
 
 double number_or(const Json& json, const char* key, double fallback) {
   const auto found = json.find(key);
@@ -109,46 +105,6 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
           {"tie_word_embeddings", true},
           {"dtype", torch_dtype},
           {"torch_dtype", torch_dtype}};
-}
-
-std::vector<TensorInfo> gpt2_tensors(const Json& model) {
-  check_arch(model);
-  const std::int64_t width = dimension(model, "n_embd");
-  std::vector<TensorInfo> tensors{
-      {"wte.weight", {dimension(model, "vocab_size"), width}, DType::F32},
-      {"wpe.weight", {dimension(model, "seq_len"), width}, DType::F32}};
-  const auto add = [&](const std::string& name, const Shape& weight, std::int64_t bias) {
-    tensors.push_back({name + ".weight", weight, DType::F32});
-    tensors.push_back({name + ".bias", {bias}, DType::F32});
-  };
-  const std::int64_t layers = dimension(model, "n_layer");
-  require(layers <= kMaxLayers, "n_layer is {}; at most {} are accepted", layers, kMaxLayers);
-  for (std::int64_t layer = 0; layer < layers; ++layer) {
-    const std::string block = fmt::format("h.{}.", layer);
-    add(block + "ln_1", {width}, width);
-    add(block + "attn.c_attn", {width, 3 * width}, 3 * width);
-    add(block + "attn.c_proj", {width, width}, width);
-    add(block + "ln_2", {width}, width);
-    add(block + "mlp.c_fc", {width, 4 * width}, 4 * width);
-    add(block + "mlp.c_proj", {4 * width, width}, width);
-  }
-  add("ln_f", {width}, width);
-  return tensors;
-}
-
-std::string gpt2_name_to_hf(const std::string& name) { return std::string(kPrefix) + name; }
-
-std::string gpt2_name_from_hf(const std::string& name) {
-  std::string ours = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
-  if (ours.ends_with(".attn.bias") || ours.ends_with(".attn.masked_bias")) return "";
-  return ours;
-}
-
-void match_tensors(const std::vector<TensorInfo>& expected, const std::vector<TensorInfo>& found,
-                   const std::string& source) {
-  const std::string problems = compare_tensors(expected, found).str();
-  require(problems.empty(), "the tensors of {} do not match its model configuration:{}", source,
-          problems);
 }
 
 }  // namespace tessera::io

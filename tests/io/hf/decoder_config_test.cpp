@@ -1,0 +1,77 @@
+#include "io/hf/decoder_config.h"
+
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "tests/support/check_throws.h"
+
+namespace tessera::io {
+namespace {
+
+Json config_of(const std::string& type, const Json& changes = Json::object()) {
+  Json config{
+      {"model_type", type},     {"hidden_size", 176},       {"intermediate_size", 40},
+      {"num_hidden_layers", 3}, {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+      {"head_dim", 44},         {"vocab_size", 61},         {"max_position_embeddings", 64}};
+  config.update(changes);
+  return config;
+}
+
+Json section_of(const std::string& type, const Json& changes = Json::object()) {
+  return decoder_config_from_hf(config_of(type, changes), "config.json");
+}
+
+TEST_CASE("settings that a family's class ignores change nothing") {
+  for (const char* type : {"llama", "gemma", "olmo2", "nanochat"})
+    CHECK(section_of(type, {{"sliding_window", 4}}) == section_of(type));
+  for (const char* type : {"llama", "qwen3", "olmo3"})
+    CHECK(section_of(type, {{"partial_rotary_factor", 0.5}}) == section_of(type));
+  CHECK(section_of("gemma3_text", {{"attn_logit_softcapping", 1.0}}) == section_of("gemma3_text"));
+  CHECK(section_of("gemma", {{"hidden_act", "gelu"}}) == section_of("gemma"));
+}
+
+TEST_CASE("what an export writes is read back as the same model") {
+  const auto check = [](const std::string& type, const Json& changes) {
+    const Json section = section_of(type, changes);
+    const Json exported = decoder_config_to_hf(section, DType::F32);
+    CHECK(decoder_config_from_hf(exported, "exported") == section);
+    return exported;
+  };
+  for (const char* kind : {"linear", "dynamic", "llama3", "yarn"}) {
+    const Json exported =
+        check("llama", {{"rope_scaling", {{"rope_type", kind}, {"factor", 1.0}}}});
+    CHECK(exported.at("rope_parameters").at("factor") == 1.0);
+  }
+  for (std::int64_t dims = 2; dims < 44; dims += 2) {
+    const double part = (static_cast<double>(dims) + 0.5) / 44;
+    const Json exported = check("phi3", {{"partial_rotary_factor", part}});
+    const double written = exported.at("partial_rotary_factor");
+    CHECK(static_cast<std::int64_t>(44 * written) == dims);
+  }
+}
+
+TEST_CASE("settings that tessera lacks, and values out of range, are named") {
+  CHECK_THROWS_HOLDING(
+      Unsupported, "layer_types has \"full_attention\"; tessera's mistral has one window",
+      section_of("mistral",
+                 {{"layer_types", {"sliding_attention", "full_attention", "sliding_attention"}}}));
+  CHECK_THROWS_HOLDING(Unsupported, "\"hidden_act\" is \"gelu\"",
+                       section_of("llama", {{"hidden_act", "gelu"}}));
+  CHECK_THROWS_HOLDING(Unsupported, "quantization_config",
+                       section_of("llama", {{"quantization_config", {{"bits", 4}}}}));
+  CHECK_THROWS_HOLDING(Unsupported, "rope_type \"mrope\" is unknown",
+                       section_of("qwen2", {{"rope_scaling", {{"type", "mrope"}}}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "rope_type linear needs a factor",
+                       section_of("llama", {{"rope_scaling", {{"rope_type", "linear"}}}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json: rms_norm_eps must be above 0",
+                       section_of("llama", {{"rms_norm_eps", 0}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "does not divide num_attention_heads 4",
+                       section_of("llama", {{"num_key_value_heads", 3}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "are more than tessera takes",
+                       section_of("llama", {{"head_dim", 2147483647}}));
+}
+
+}  // namespace
+}  // namespace tessera::io
