@@ -8,8 +8,8 @@
 
 namespace tessera::models {
 
-/// What differs between decoders, whose block is: attention and MLP, each with a norm before or
-/// after it or both, and each added to its input. Defaults: GPT-2 124M.
+/// Sizes and switches of a decoder. A block is attention and MLP, each with a norm before it, after it
+/// or both, and each added to its input. Defaults: GPT-2 124M.
 struct Arch {
   std::string family = "gpt2";  ///< of names, see Names
   std::int64_t n_layer = 12;

@@ -151,7 +151,7 @@ FamilySource::FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource
     match_tensors(wanted, found, where);
   }
   for (const HfTensor& tensor : expected) add(family, tensor, places);
-  // What the model lacks keeps its name, so that it can be reported.
+  // Tensors that the model lacks keep their names, so that they can be reported.
   for (const auto& [name, info] : places) {
     parts_[name] = {info->name};
     tensors_.push_back({name, info->shape, info->dtype});

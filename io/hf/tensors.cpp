@@ -96,7 +96,7 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
   const std::string mlp = text_of(model, "mlp", "gelu");
   const bool gated = mlp == "swiglu" || mlp == "geglu", fused = family == "phi3";
 
-  // What follows the pre-norm of attention in the order of names.
+  // Names of the norm before the MLP: with norms after attention, its usual name is taken.
   const char* const mlp_norm = post_norm ? "pre_feedforward_layernorm" : "post_attention_layernorm";
   std::vector<std::int64_t> norm_widths;  // of queries and keys
   if (const auto norm = model.find("qk_norm");

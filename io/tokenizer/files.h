@@ -16,7 +16,7 @@ struct TokenizerFiles {
   std::map<std::string, std::string, std::less<>> content = {};
   /// Where a file was read from, for errors; its name if unknown.
   std::map<std::string, std::string, std::less<>> paths = {};
-  /// Of a tiktoken file: the name of its pattern, or the pattern; empty: by the number of ranks.
+  /// Pattern of a tiktoken file, or its name; empty: the one that fits the number of ranks.
   std::string pattern = {};
 
   bool has(std::string_view name) const { return content.contains(name); }

@@ -27,7 +27,7 @@ struct Pipeline {
   bool byte_level = false;          ///< of the model
   bool byte_level_decoder = false;  ///< pieces are bytes to be joined, and there is no decoder
   std::vector<AddedToken> added = {};
-  /// What each id becomes in the decoder, by id.
+  /// Text of each id before the decoder changes it, by id.
   std::vector<std::string> pieces = {};
   Decoder decoder = Decoder();
   std::vector<std::int32_t> prefix = {}, suffix = {};

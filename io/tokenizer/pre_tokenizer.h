@@ -15,7 +15,7 @@ namespace tessera::io {
 inline constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// What happens to the delimiters at which a text is split.
+/// Treatment of the delimiters at which a text is split.
 enum class SplitBehavior { Removed, Isolated, MergedWithPrevious, MergedWithNext, Contiguous };
 
 /// Splits at delimiters: matches of a pattern, occurrences of a text, or characters of a class.

@@ -16,7 +16,7 @@ struct SentencePiece {
   float score = 0;
   int type = Normal;
 };
-/// What a SentencePiece model file says, as far as it matters for encoding.
+/// Content of a SentencePiece model file that encoding needs.
 struct SentencePieceModel {
   std::vector<SentencePiece> pieces = {};
   bool is_bpe = false;
