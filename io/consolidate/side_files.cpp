@@ -96,10 +96,13 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   const Json trainer = parse_json(reader.trainer_json(), source);
   const auto tokenizer = trainer.find("tokenizer");
   if (tokenizer == trainer.end() || !tokenizer->is_object()) return;
+  const char* const positions =
+      config.contains("n_positions") ? "n_positions" : "max_position_embeddings";
+  const Json tokenizer_config = tokenizer_config_to_hf(config.at(positions));
   std::map<std::string, std::string> original = tokenizer_files(*tokenizer, source);
   if (!original.empty()) {
     if (!original.contains(kTokenizerConfig) && original.contains(kTokenizer))
-      add_json(files, kTokenizerConfig, tokenizer_config_to_hf(config["n_positions"]));
+      add_json(files, kTokenizerConfig, tokenizer_config);
     for (auto& [name, content] : original)
       if (is_side_file(name)) files.push_back({name, std::move(content)});
     return;
@@ -107,10 +110,7 @@ void add_tokenizer(std::vector<SideFile>& files, const CheckpointReader& reader,
   add_json(files, kOwnTokenizer, *tokenizer);
   if (const auto hf = tokenizer_to_hf(*tokenizer)) {
     add_json(files, kTokenizer, *hf);
-    add_json(
-        files, kTokenizerConfig,
-        tokenizer_config_to_hf(
-            config[config.contains("n_positions") ? "n_positions" : "max_position_embeddings"]));
+    add_json(files, kTokenizerConfig, tokenizer_config);
   }
 }
 

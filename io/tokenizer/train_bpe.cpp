@@ -139,6 +139,8 @@ BpeTrainer::BpeTrainer(TrainBpeOptions options) : state_(std::make_unique<State>
             "a special token must be UTF-8 and not empty");
     require(std::ranges::count(options.special_tokens, text) == 1,
             "the special token {} is given twice", text);
+    require(std::ranges::count(byte_characters(), text) == 0,
+            "the special token {} is the character of a byte, which is a token already", text);
     special.push_back({.text = text, .special = true});
   }
   const auto least = 256 + std::ssize(options.special_tokens);

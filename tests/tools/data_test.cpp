@@ -34,32 +34,42 @@ TEST_CASE("a tokenizer is trained, used, exported byte for byte, and read from t
   CHECK(test::holds(run_to(3, {"data", "train-tokenizer", text, "--out", tokenizer}).err,
                     "--overwrite"));
 
-  const auto run = dir.file("run");
-  const test::Arguments train = {
-      "train", "--data.train",    text, "--data.tokenizer",     tokenizer, "--run.out",
-      run,     "--model.n_layer", "1",  "--model.n_head",       "1",       "--model.n_embd",
-      "8",     "--model.seq_len", "8",  "--train.global_batch", "2",       "--optim.warmup_steps",
-      "0"};
-  run_to(0, test::joined(train, {"--train.steps", "1"}));
-  // Resuming without the key changes nothing.
-  const auto resumed =
-      run_to(0, {"train", "--data.train", text, "--run.out", run, "--train.global_batch", "2",
-                 "--train.steps", "2", "--optim.warmup_steps", "0"});
-  CHECK(!test::holds(resumed.err, "data.tokenizer changes"));
+  for (const std::string family : {"gpt2", "llama", "gemma3"}) {
+    CAPTURE(family);
+    const auto run = dir.file(family + "-run");
+    const test::Arguments train = {"train",   "--data.train",
+                                   text,      "--data.tokenizer",
+                                   tokenizer, "--run.out",
+                                   run,       "--model.arch",
+                                   family,    "--model.n_layer",
+                                   "1",       "--model.n_head",
+                                   "1",       "--model.n_embd",
+                                   "8",       "--model.seq_len",
+                                   "8",       "--train.global_batch",
+                                   "2",       "--optim.warmup_steps",
+                                   "0"};
+    run_to(0, test::joined(train, {"--train.steps", "1"}));
+    // Resuming without the key changes nothing.
+    const auto resumed =
+        run_to(0, {"train", "--data.train", text, "--run.out", run, "--train.global_batch", "2",
+                   "--train.steps", "2", "--optim.warmup_steps", "0"});
+    CHECK(!test::holds(resumed.err, "data.tokenizer changes"));
 
-  const auto out = dir.file("out");
-  run_to(0, {"consolidate", run, out});
-  CHECK(dir.read("out/tokenizer.json") == dir.read("tokenizer.json"));
-  CHECK(test::holds(dir.read("out/tokenizer_config.json"), "PreTrainedTokenizerFast"));
-  CHECK(!std::filesystem::exists(dir.path() / "out/tokenizer_tessera.json"));
-  for (const std::string& model : {run, out}) {
-    const auto generated = test::json_of(
-        {"generate", model, "--prompt", "The cat", "--max-new-tokens", "3", "--temperature", "0"});
-    CHECK(generated["tokens"].size() == 3);
-    CHECK(generated["prompt_tokens"].size() < 7);
-    CHECK(run_to(0, {"generate", model, "--prompt", "d\xC3\xA9j\xC3\xA0", "--max-new-tokens", "0"})
+    const auto out = dir.file(family + "-out");
+    run_to(0, {"consolidate", run, out});
+    CHECK(dir.read(family + "-out/tokenizer.json") == dir.read("tokenizer.json"));
+    CHECK(test::holds(dir.read(family + "-out/tokenizer_config.json"), "PreTrainedTokenizerFast"));
+    CHECK(!std::filesystem::exists(dir.path() / (family + "-out/tokenizer_tessera.json")));
+    for (const std::string& model : {run, out}) {
+      const auto generated = test::json_of({"generate", model, "--prompt", "The cat",
+                                            "--max-new-tokens", "3", "--temperature", "0"});
+      CHECK(generated["tokens"].size() == 3);
+      CHECK(generated["prompt_tokens"].size() < 7);
+      CHECK(
+          run_to(0, {"generate", model, "--prompt", "d\xC3\xA9j\xC3\xA0", "--max-new-tokens", "0"})
               .out == "d\xC3\xA9j\xC3\xA0\n");
-    run_to(0, {"eval", model, "--data", text});
+      run_to(0, {"eval", model, "--data", text});
+    }
   }
 }
 

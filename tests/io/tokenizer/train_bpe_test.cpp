@@ -71,7 +71,10 @@ TEST_CASE("overlapping pairs are counted as they are merged") {
 
 TEST_CASE("options that do not fit are refused") {
   CHECK_THROWS_HOLDING(InvalidArgument, "from 257 ids", BpeTrainer({.vocab_size = 256}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "given twice", BpeTrainer({.special_tokens = {"a", "a"}}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "given twice",
+                       BpeTrainer({.special_tokens = {"<a>", "<a>"}}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "is the character of a byte",
+                       BpeTrainer({.special_tokens = {"a"}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "not empty", BpeTrainer({.special_tokens = {""}}));
   CHECK_THROWS_HOLDING(Unsupported, "--pattern", BpeTrainer({.pattern = "["}));
   BpeTrainer nothing({});
