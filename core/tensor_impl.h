@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -21,6 +22,7 @@ class TensorImpl {
   bool has_grad = false;                 // grad_buffer holds a gradient
   std::uint32_t bindings = 0;            // number of bind() calls
   std::shared_ptr<autograd::Node> node;  // producer of this tensor; null for a leaf
+  std::size_t output = 0;                // which of the producer's outputs it is
   Tensor grad_buffer;                    // leaves only; dense
 };
 

@@ -48,16 +48,27 @@ const Tensor& SavedTensor::get(std::string_view operation) const {
 
 void record(std::string_view operation, Tensor& output, const std::vector<Tensor>& inputs,
             Backward backward, bool always) {
-  const std::shared_ptr<Context>& context = output.context();
+  record(
+      operation, std::span(&output, 1), inputs,
+      [backward = std::move(backward)](std::span<const Tensor> grads, InputGradients& into) {
+        backward(grads.front(), into);
+      },
+      always);
+}
+
+void record(std::string_view operation, std::span<Tensor> outputs,
+            const std::vector<Tensor>& inputs, JointBackward backward, bool always) {
+  require(!outputs.empty(), "{}: there is no output to record", operation);
+  const std::shared_ptr<Context>& context = outputs.front().context();
   if (!context->grad_enabled()) return;
   bool wanted = always;
   for (const Tensor& input : inputs) wanted = wanted || (input.defined() && input.requires_grad());
   if (!wanted) return;
-  TensorImpl& result = *output.impl();
-  require(result.node == nullptr && !result.requires_grad,
-          "{}: the output of a recorded operation must be a new tensor, and this one is recorded "
-          "already: compute it under NoGradGuard",
-          operation);
+  for (const Tensor& output : outputs)
+    require(output.is_leaf() && !output.requires_grad(),
+            "{}: the output of a recorded operation must be a new tensor, and this one is recorded "
+            "already: compute it under NoGradGuard",
+            operation);
 
   auto node = std::make_shared<Node>();
   node->operation = operation;
@@ -65,8 +76,6 @@ void record(std::string_view operation, Tensor& output, const std::vector<Tensor
   node->scope = context->scope();
   for (Scope* scope = node->scope.get(); scope != nullptr; scope = scope->parent_.get())
     ++scope->operations_;
-  node->shape = result.shape;
-  node->dtype = result.dtype;
   node->inputs.reserve(inputs.size());
   for (const Tensor& input : inputs) {
     Node::Input& edge = node->inputs.emplace_back();
@@ -75,12 +84,18 @@ void record(std::string_view operation, Tensor& output, const std::vector<Tensor
             input.shape());
     edge.dtype = input.dtype();
     edge.node = input.grad_fn();
+    edge.output = input.impl()->output;
     if (!edge.node) edge.leaf = input.shared_impl();
   }
   node->backward = std::move(backward);
   node->sequence = context->next_sequence();
-  result.requires_grad = true;
-  result.node = std::move(node);
+  for (const Tensor& output : outputs) {
+    TensorImpl& result = *output.impl();
+    result.requires_grad = true;
+    result.node = node;
+    result.output = node->outputs.size();
+    node->outputs.push_back({result.shape, result.dtype});
+  }
 }
 
 bool needs_grad(std::initializer_list<const Tensor*> inputs) {

@@ -50,6 +50,14 @@ using Backward = std::function<void(const Tensor& grad_output, InputGradients& i
 void record(std::string_view operation, Tensor& output, const std::vector<Tensor>& inputs,
             Backward backward, bool always = false);
 
+/// Gets the gradients of all outputs; at least one is defined, the others were not reached.
+using JointBackward =
+    std::function<void(std::span<const Tensor> grad_outputs, InputGradients& into)>;
+
+/// The same for an operation with several outputs, whose gradients arrive together.
+void record(std::string_view operation, std::span<Tensor> outputs,
+            const std::vector<Tensor>& inputs, JointBackward backward, bool always = false);
+
 /// True if recording is on and any defined input requires a gradient.
 bool needs_grad(std::initializer_list<const Tensor*> inputs);
 
@@ -80,7 +88,8 @@ class Scope {
  private:
   friend class ScopeGuard;
   friend class OpenScopes;
-  friend void record(std::string_view, Tensor&, const std::vector<Tensor>&, Backward, bool);
+  friend void record(std::string_view, std::span<Tensor>, const std::vector<Tensor>&, JointBackward,
+                     bool);
   std::shared_ptr<Scope> parent_;
   std::int64_t operations_ = 0;
 };
@@ -105,5 +114,10 @@ class ScopeGuard {
 ///   recorded operations, whose gradients would be lost, backward throws InvalidArgument.
 Tensor recompute(std::function<Tensor(std::span<const Tensor> inputs)> function,
                  std::vector<Tensor> inputs);
+/// The same for a function with several results. Those that are undefined, or not of a floating
+/// dtype, are returned as they are.
+std::vector<Tensor> recompute(
+    std::function<std::vector<Tensor>(std::span<const Tensor> inputs)> function,
+    std::vector<Tensor> inputs);
 
 }  // namespace tessera::autograd

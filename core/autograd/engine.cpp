@@ -1,5 +1,5 @@
 // Runs a recorded graph backward. Sequence numbers ascend from inputs to results, so descending
-// order is a topological order: all users of a node's output run before the node.
+// order is a topological order: all users of a node's outputs run before the node.
 
 #include <algorithm>
 #include <string>
@@ -18,23 +18,45 @@ bool is_exclusive(const Tensor& tensor) {
   return tensor.shared_impl().use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-Tensor new_gradient(const Node& node) {
-  return Tensor::empty(node.context, node.shape, node.dtype, MemoryCategory::Activations,
-                       std::string(node.operation) + ".grad");
+Tensor new_gradient(const Node& node, std::size_t output) {
+  return Tensor::empty(node.context, node.outputs[output].shape, node.outputs[output].dtype,
+                       MemoryCategory::Activations, std::string(node.operation) + ".grad");
 }
 
 // Destination of the next contribution to the gradient of a node's output.
-GradientView take_place(Node& node) {
-  if (!node.grad.defined()) {
-    node.grad = new_gradient(node);
-    return {node.grad.view(), false, true};
+GradientView take_place(Node& node, std::size_t output) {
+  Tensor& grad = node.outputs[output].grad;
+  if (!grad.defined()) {
+    grad = new_gradient(node, output);
+    return {grad.view(), false, true};
   }
-  if (!is_exclusive(node.grad)) {
-    Tensor own = new_gradient(node);
-    kernels::cast(*node.context, node.grad.view(), {own.view(), false, true});
-    node.grad = std::move(own);
+  if (!is_exclusive(grad)) {
+    Tensor own = new_gradient(node, output);
+    kernels::cast(*node.context, grad.view(), {own.view(), false, true});
+    grad = std::move(own);
   }
-  return {node.grad.view(), true, true};
+  return {grad.view(), true, true};
+}
+
+// Shape of an edge's tensor.
+const Shape& shape_of(const Node::Input& edge) {
+  return edge.node ? edge.node->outputs[edge.output].shape : edge.leaf->shape;
+}
+
+GradientView take_place(const Node::Input& edge) {
+  return edge.node ? take_place(*edge.node, edge.output) : take_leaf_place(*edge.leaf);
+}
+
+// Adds `grad`, whose memory may be shared, to the gradient of a node's output.
+void give(Node& node, std::size_t output, Tensor grad) {
+  Tensor& total = node.outputs[output].grad;
+  if (!total.defined()) {
+    total = std::move(grad);
+    return;
+  }
+  Tensor sum = is_exclusive(total) ? total : new_gradient(node, output);
+  kernels::add(*node.context, total.view(), grad.view(), sum.view());
+  total = std::move(sum);
 }
 
 class NodeGradients final : public InputGradients {
@@ -54,7 +76,7 @@ class NodeGradients final : public InputGradients {
   void pass(int i, Tensor grad) override {
     Node::Input& edge = input(i);
     if (!is_wanted(edge)) return;
-    const Shape& shape = edge.node ? edge.node->shape : edge.leaf->shape;
+    const Shape& shape = shape_of(edge);
     require(grad.shape() == shape && grad.is_contiguous(),
             "{}: its backward must give input {} a dense gradient of the input's shape {}, got {} "
             "with strides {}; sum over broadcast dims, or copy a strided view",
@@ -62,8 +84,8 @@ class NodeGradients final : public InputGradients {
     // The operation has already taken the destination for this input's gradient: stage this one.
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
-    } else if (edge.node && grad.dtype() == edge.node->dtype) {
-      give(*edge.node, std::move(grad));
+    } else if (edge.node && grad.dtype() == edge.node->outputs[edge.output].dtype) {
+      give(*edge.node, edge.output, std::move(grad));
     } else {
       add(edge, grad);
     }
@@ -88,19 +110,21 @@ class NodeGradients final : public InputGradients {
 
   bool is_taken(const Node::Input& edge) const {
     return std::any_of(node_.inputs.begin(), node_.inputs.end(), [&](const Node::Input& other) {
-      return other.handed_out && other.node == edge.node && other.leaf == edge.leaf;
+      return other.handed_out && other.node == edge.node && other.output == edge.output &&
+             other.leaf == edge.leaf;
     });
   }
 
   GradientView place(Node::Input& edge, DType dtype) {
     if (!is_wanted(edge)) return {};
-    const bool fits = dtype == (edge.node ? edge.node->dtype : leaf_buffer(*edge.leaf).dtype());
+    const bool fits = dtype == (edge.node ? edge.node->outputs[edge.output].dtype
+                                          : leaf_buffer(*edge.leaf).dtype());
     if (fits && !is_taken(edge)) {
       edge.handed_out = true;
-      return edge.node ? take_place(*edge.node) : take_leaf_place(*edge.leaf);
+      return take_place(edge);
     }
-    stage(edge, Tensor::empty(node_.context, edge.node ? edge.node->shape : edge.leaf->shape, dtype,
-                              MemoryCategory::Workspace, "gradient staging"));
+    stage(edge, Tensor::empty(node_.context, shape_of(edge), dtype, MemoryCategory::Workspace,
+                              "gradient staging"));
     return {edge.staged.view(), false, true};
   }
 
@@ -112,46 +136,37 @@ class NodeGradients final : public InputGradients {
   }
 
   static void add(Node::Input& edge, const Tensor& grad) {
-    const GradientView place = edge.node ? take_place(*edge.node) : take_leaf_place(*edge.leaf);
-    kernels::cast(*grad.context(), grad.view(), place);
-  }
-
-  static void give(Node& node, Tensor grad) {
-    if (!node.grad.defined()) {
-      node.grad = std::move(grad);
-      return;
-    }
-    Tensor sum = is_exclusive(node.grad) ? node.grad : new_gradient(node);
-    kernels::add(*node.context, node.grad.view(), grad.view(), sum.view());
-    node.grad = std::move(sum);
+    kernels::cast(*grad.context(), grad.view(), take_place(edge));
   }
 
   Node& node_;
   const bool default_seed_;
 };
 
-// All nodes behind `root`, latest first.
-std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
-                                           std::uint64_t oldest) {
-  const std::uint64_t pass = root->context->next_sequence();
-  std::vector<std::shared_ptr<Node>> order{root};
-  root->visited = pass;
+// All nodes behind `roots`, latest first.
+std::vector<std::shared_ptr<Node>> collect(std::span<const Tensor> roots, std::uint64_t oldest) {
+  const std::uint64_t pass = roots.front().context()->next_sequence();
+  std::vector<std::shared_ptr<Node>> order;
+  const auto reach = [&](const std::shared_ptr<Node>& node) {
+    if (node->visited == pass) return;
+    node->visited = pass;
+    order.push_back(node);
+  };
+  for (const Tensor& root : roots)
+    if (root.grad_fn()) reach(root.grad_fn());
   for (std::size_t i = 0; i < order.size(); ++i) {
     Node& node = *order[i];
     require(!node.done,
             "backward reached {} (output {}) a second time: an earlier backward freed this part "
             "of the graph; add up the losses, or run forward again",
-            node.operation, node.shape);
+            node.operation, node.outputs.front().shape);
     require(node.sequence >= oldest,
             "recompute: the block uses the result of {} (shape {}), which was recorded outside of "
             "it; pass it as x, or detach it",
-            node.operation, node.shape);
-    node.grad = Tensor();
-    for (Node::Input& input : node.inputs) {
-      if (!input.node || input.node->visited == pass) continue;
-      input.node->visited = pass;
-      order.push_back(input.node);
-    }
+            node.operation, node.outputs.front().shape);
+    for (Node::Output& output : node.outputs) output.grad = Tensor();
+    for (const Node::Input& input : node.inputs)
+      if (input.node) reach(input.node);
   }
   std::sort(order.begin(), order.end(),
             [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
@@ -159,16 +174,20 @@ std::vector<std::shared_ptr<Node>> collect(const std::shared_ptr<Node>& root,
 }
 
 void run(Node& node, bool default_seed) {
+  std::vector<Tensor> grads;
+  bool any = false;
+  for (Node::Output& output : node.outputs) {
+    any = any || output.grad.defined();
+    grads.push_back(std::exchange(output.grad, Tensor()));
+  }
   // A node without gradient runs on zeros, because it may have callbacks.
-  Tensor grad = std::move(node.grad);
-  node.grad = Tensor();
-  if (!grad.defined()) {
-    grad = new_gradient(node);
-    kernels::fill(*node.context, grad.view(), 0.0);
+  if (!any) {
+    grads.front() = new_gradient(node, 0);
+    kernels::fill(*node.context, grads.front().view(), 0.0);
   }
   NodeGradients into(node, default_seed);
   node.done = true;
-  node.backward(grad, into);
+  node.backward(grads, into);
   into.finish();
   node.backward = nullptr;
   node.inputs.clear();
@@ -202,33 +221,22 @@ class OpenScopes {
   std::vector<std::shared_ptr<Scope>> open_;
 };
 
-void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) {
-  require(root.defined() && root.requires_grad(),
-          "backward: root does not require a gradient; no leaf behind it does, or it was computed "
-          "while recording was off");
-  const std::shared_ptr<Context>& context = root.context();
-  if (grad.defined()) {
-    require(grad.shape() == root.shape() && grad.dtype() == root.dtype(),
-            "backward: the gradient of root must be {} {}, got {} {}", root.shape(), root.dtype(),
-            grad.shape(), grad.dtype());
-    require(grad.is_contiguous(), "backward: the gradient of root must be contiguous, got {}",
-            grad.strides());
-    require(grad.context() == context, "backward: root and its gradient differ in context");
-  } else {
-    require(root.numel() == 1, "backward: root has shape {}; give its gradient, or sum it up first",
-            root.shape());
+void run_backward(std::span<const Tensor> roots, std::span<const Tensor> grads,
+                  std::uint64_t oldest) {
+  const std::shared_ptr<Context>& context = roots.front().context();
+  const NoGradGuard off(*context);
+  std::vector<std::shared_ptr<Node>> order = collect(roots, oldest);
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    const TensorImpl& root = *roots[i].impl();
+    const Tensor seed =
+        grads[i].defined() ? grads[i] : Tensor::full(context, root.shape, root.dtype, 1.0);
+    if (root.node == nullptr)
+      kernels::cast(*context, seed.view(), take_leaf_place(*roots[i].impl()));
+    else
+      give(*root.node, root.output, seed);
   }
-
-  NoGradGuard off(*context);
-  Tensor seed = grad.defined() ? grad : Tensor::full(context, root.shape(), root.dtype(), 1.0);
-  if (root.is_leaf()) {
-    kernels::cast(*context, seed.view(), take_leaf_place(*root.impl()));
-    return;
-  }
-  std::vector<std::shared_ptr<Node>> order = collect(root.grad_fn(), oldest);
-  order.front()->grad = std::move(seed);
-  bool default_seed = !grad.defined();
   OpenScopes scopes;
+  bool default_seed = !grads.front().defined();
   for (std::shared_ptr<Node>& node : order) {
     scopes.move_to(node->scope);
     run(*node, std::exchange(default_seed, false));
@@ -237,15 +245,26 @@ void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest) 
   scopes.move_to(nullptr);
 }
 
-// Copies `grad`, because it may be the buffer of a leaf that this pass writes.
 void backward(const Tensor& root, const Tensor& grad) {
-  Tensor own;
-  if (grad.defined() && grad.is_contiguous()) {
-    own = Tensor::empty(grad.context(), grad.shape(), grad.dtype(), MemoryCategory::Activations,
-                        "root.grad");
-    kernels::cast(*grad.context(), grad.view(), {own.view(), false, true});
+  require(root.defined() && root.requires_grad(),
+          "backward: root does not require a gradient; no leaf behind it does, or it was computed "
+          "while recording was off");
+  if (!grad.defined()) {
+    require(root.numel() == 1, "backward: root has shape {}; give its gradient, or sum it up first",
+            root.shape());
+    return run_backward(std::span(&root, 1), std::span(&grad, 1), 0);
   }
-  run_backward(root, own.defined() ? own : grad, 0);
+  require(grad.shape() == root.shape() && grad.dtype() == root.dtype(),
+          "backward: the gradient of root must be {} {}, got {} {}", root.shape(), root.dtype(),
+          grad.shape(), grad.dtype());
+  require(grad.is_contiguous(), "backward: the gradient of root must be contiguous, got {}",
+          grad.strides());
+  require(grad.context() == root.context(), "backward: root and its gradient differ in context");
+  // A copy, because `grad` may be the buffer of a leaf that this pass writes.
+  const Tensor own = Tensor::empty(grad.context(), grad.shape(), grad.dtype(),
+                                   MemoryCategory::Activations, "root.grad");
+  kernels::cast(*grad.context(), grad.view(), {own.view(), false, true});
+  run_backward(std::span(&root, 1), std::span(&own, 1), 0);
 }
 
 }  // namespace tessera::autograd

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -10,18 +11,25 @@
 
 namespace tessera::autograd {
 
-/// One recorded operation with one output. Internal to core.
+/// One recorded operation. Internal to core.
 ///
 /// Results own their producers: tensor -> node -> producers of its inputs. A node must not hold its
-/// own output (see SavedTensor).
+/// own outputs (see SavedTensor).
 class Node {
  public:
   struct Input {
     std::shared_ptr<Node> node;        // producer of the input; null for a leaf
+    std::size_t output = 0;            // which of the producer's outputs it is
     std::shared_ptr<TensorImpl> leaf;  // the input, if a leaf; both null: no gradient is wanted
     DType dtype = DType::F32;          // when recorded, because a leaf may be rebound
     bool handed_out = false;           // the running backward has the gradient's destination
     Tensor staged{};                   // gradient to add once that backward returns
+  };
+
+  struct Output {
+    Shape shape;
+    DType dtype = DType::F32;
+    Tensor grad{};  // accumulated so far
   };
 
   Node() = default;
@@ -35,15 +43,16 @@ class Node {
   bool done = false;          // has run; inputs and backward are gone
   std::shared_ptr<Context> context;
   std::shared_ptr<Scope> scope;  // null: none
-  Shape shape;                   // of the output
-  DType dtype = DType::F32;
+  std::vector<Output> outputs;
   std::vector<Input> inputs;
-  Backward backward;
-  Tensor grad;  // of the output, accumulated so far
+  JointBackward backward;
 };
 
-/// Like backward(), but throws on nodes recorded before number `oldest`.
-void run_backward(const Tensor& root, const Tensor& grad, std::uint64_t oldest);
+/// Like backward(), from several roots, and throws on nodes recorded before number `oldest`.
+/// @param roots  results of recorded operations
+/// @param grads  of the roots, contiguous, of their shapes and dtypes
+void run_backward(std::span<const Tensor> roots, std::span<const Tensor> grads,
+                  std::uint64_t oldest);
 
 /// The gradient buffer of a leaf, created in the accumulator dtype if missing.
 const Tensor& leaf_buffer(TensorImpl& leaf);

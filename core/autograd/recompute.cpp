@@ -6,7 +6,9 @@
 namespace tessera::autograd {
 namespace {
 
-using Function = std::function<Tensor(std::span<const Tensor>)>;
+using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+
+bool takes_gradient(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
 
 // A leaf with the contents of `input`, whose gradient is written to `place`.
 Tensor leaf_of(const Tensor& input, const GradientView& place) {
@@ -19,9 +21,11 @@ Tensor leaf_of(const Tensor& input, const GradientView& place) {
   return leaf;
 }
 
-void run_again(const Function& function, std::span<const SavedTensor> saved, const Tensor& grad_y,
-               InputGradients& into) {
-  const std::shared_ptr<Context>& context = grad_y.context();
+void run_again(const Function& function, std::span<const SavedTensor> saved,
+               std::span<const Tensor> grads, InputGradients& into) {
+  const auto reached =
+      std::find_if(grads.begin(), grads.end(), [](const Tensor& t) { return t.defined(); });
+  const std::shared_ptr<Context>& context = reached->context();
   const std::uint64_t oldest = context->next_sequence();
   std::vector<GradientView> places;
   std::vector<Tensor> leaves;
@@ -30,41 +34,73 @@ void run_again(const Function& function, std::span<const SavedTensor> saved, con
     leaves.push_back(saved[i].defined() ? leaf_of(saved[i].get("recompute"), places.back())
                                         : Tensor());
   }
-  Tensor y;
+  std::vector<Tensor> results;
   {
     const GradModeGuard on(*context, true);
-    y = function(leaves);
+    results = function(leaves);
   }
-  require(y.shape() == grad_y.shape() && y.dtype() == grad_y.dtype(),
-          "recompute: the function gave {} {} in forward and {} {} when run again", grad_y.shape(),
-          grad_y.dtype(), y.shape(), y.dtype());
-  if (y.requires_grad()) run_backward(y, grad_y, oldest);
+  std::erase_if(results, [](const Tensor& t) { return !takes_gradient(t); });
+  require(results.size() == grads.size(),
+          "recompute: the function gave {} floating-point results in forward and {} when run again",
+          grads.size(), results.size());
+  std::vector<Tensor> roots;
+  std::vector<Tensor> seeds;
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const Tensor& y = results[i];
+    if (!grads[i].defined()) continue;
+    require(y.shape() == grads[i].shape() && y.dtype() == grads[i].dtype(),
+            "recompute: the function gave {} {} in forward and {} {} when run again",
+            grads[i].shape(), grads[i].dtype(), y.shape(), y.dtype());
+    if (!y.requires_grad()) continue;
+    roots.push_back(y);
+    seeds.push_back(grads[i]);
+  }
+  results.clear();
+  if (!roots.empty()) run_backward(roots, seeds, oldest);
   for (std::size_t i = 0; i < places.size(); ++i)
     if (places[i] && !leaves[i].impl()->has_grad) kernels::fill(*context, places[i].view, 0.0);
 }
 
 }  // namespace
 
-Tensor recompute(Function function, std::vector<Tensor> inputs) {
+std::vector<Tensor> recompute(Function function, std::vector<Tensor> inputs) {
   const auto first =
       std::find_if(inputs.begin(), inputs.end(), [](const Tensor& t) { return t.defined(); });
   require(first != inputs.end(), "recompute needs at least one input tensor");
   Context& context = *first->context();
   if (!context.grad_enabled()) return function(inputs);
-  Tensor y;
+  std::vector<Tensor> results;
   {
     const NoGradGuard off(context);
-    y = function(inputs).detach();  // the function may return an input itself
+    results = function(inputs);
   }
+  std::vector<Tensor> outputs;
+  for (Tensor& y : results) {
+    if (!takes_gradient(y)) continue;
+    y = y.detach();  // the function may return an input itself
+    outputs.push_back(y);
+  }
+  if (outputs.empty()) return results;
   std::vector<SavedTensor> saved;
   for (const Tensor& input : inputs)
     saved.push_back(input.defined() ? SavedTensor(input) : SavedTensor());
   record(
-      "recompute", y, inputs,
-      [function = std::move(function), saved = std::move(saved)](
-          const Tensor& grad_y, InputGradients& into) { run_again(function, saved, grad_y, into); },
+      "recompute", outputs, inputs,
+      [function = std::move(function), saved = std::move(saved)](std::span<const Tensor> grads,
+                                                                 InputGradients& into) {
+        run_again(function, saved, grads, into);
+      },
       true);
-  return y;
+  return results;
+}
+
+Tensor recompute(std::function<Tensor(std::span<const Tensor>)> function,
+                 std::vector<Tensor> inputs) {
+  return recompute(Function([function = std::move(function)](std::span<const Tensor> in) {
+                     return std::vector<Tensor>{function(in)};
+                   }),
+                   std::move(inputs))
+      .front();
 }
 
 }  // namespace tessera::autograd

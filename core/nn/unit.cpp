@@ -6,9 +6,11 @@
 #include "core/ops/elementwise.h"
 
 namespace tessera::nn::detail {
-Tensor run_unit(std::span<Module* const> modules,
-                const std::function<Tensor(std::span<const Tensor>)>& function,
-                std::vector<Tensor> inputs) {
+
+std::vector<Tensor> run_unit(
+    std::span<Module* const> modules,
+    const std::function<std::vector<Tensor>(std::span<const Tensor>)>& function,
+    std::vector<Tensor> inputs) {
   require(!modules.empty(), "nn::unit needs at least one module");
   const auto first =
       std::find_if(inputs.begin(), inputs.end(), [](const Tensor& t) { return t.defined(); });
@@ -24,7 +26,7 @@ Tensor run_unit(std::span<Module* const> modules,
   for (Tensor& input : inputs) round(input, precision.input);
   std::shared_ptr<autograd::Scope> scope;
   if (runtime != nullptr) scope = runtime->before_forward(modules);
-  Tensor y;
+  std::vector<Tensor> results;
   {
     std::optional<autograd::ScopeGuard> guard;
     if (scope) guard.emplace(context, scope);
@@ -35,11 +37,11 @@ Tensor run_unit(std::span<Module* const> modules,
                         std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) {
                           return t.defined() && t.requires_grad();
                         }));
-    y = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
+    results = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
   }
   if (runtime != nullptr) runtime->after_forward(modules, scope);
-  round(y, precision.output);
-  return y;
+  for (Tensor& y : results) round(y, precision.output);
+  return results;
 }
 
 }  // namespace tessera::nn::detail

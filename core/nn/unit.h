@@ -15,7 +15,7 @@
 
 namespace tessera::nn {
 
-/// Floating dtypes that a unit's inputs and its result are converted to; none: left as they are.
+/// Floating dtypes that a unit's inputs and its results are converted to; none: left as they are.
 struct UnitPrecision {
   std::optional<DType> input = {}, output = {};
 };
@@ -35,13 +35,14 @@ class UnitRuntime {
 
 namespace detail {
 
-Tensor run_unit(std::span<Module* const> modules,
-                const std::function<Tensor(std::span<const Tensor>)>& function,
-                std::vector<Tensor> inputs);
+std::vector<Tensor> run_unit(
+    std::span<Module* const> modules,
+    const std::function<std::vector<Tensor>(std::span<const Tensor>)>& function,
+    std::vector<Tensor> inputs);
 
 /// Calls f with `arguments`, where the tensors among them are replaced by those of `inputs`.
 template <typename F, typename... Arguments>
-Tensor call_with(F& f, std::span<const Tensor> inputs, Arguments&... arguments) {
+auto call_with(F& f, std::span<const Tensor> inputs, Arguments&... arguments) {
   std::size_t next = 0;
   const auto replace = [&]<typename A>(A& argument) -> decltype(auto) {
     if constexpr (std::is_same_v<std::remove_cv_t<A>, Tensor>)
@@ -53,31 +54,55 @@ Tensor call_with(F& f, std::span<const Tensor> inputs, Arguments&... arguments) 
   return std::apply(f, std::tuple<decltype(replace(arguments))...>{replace(arguments)...});
 }
 
+template <typename R>
+std::vector<Tensor> as_list(R results) {
+  if constexpr (std::is_same_v<R, std::vector<Tensor>>)
+    return results;
+  else if constexpr (std::is_same_v<R, Tensor>)
+    return {std::move(results)};
+  else
+    return std::apply([](auto&... y) { return std::vector<Tensor>{std::move(y)...}; }, results);
+}
+
+template <typename R>
+R from_list(std::vector<Tensor> list) {
+  if constexpr (std::is_same_v<R, std::vector<Tensor>>)
+    return list;
+  else if constexpr (std::is_same_v<R, Tensor>)
+    return std::move(list.front());
+  else
+    return [&]<std::size_t... i>(std::index_sequence<i...>) { return R{std::move(list[i])...}; }
+  (std::make_index_sequence<std::tuple_size_v<R>>());
+}
+
 }  // namespace detail
 
 /// Runs f(arguments...), which reads the parameters of `modules`, as one unit: they may be gathered
 /// for it, released after it, and its results computed again in backward. A parameter that is
 /// sharded can be read within a unit only. Units may run any number of times, in any order and
 /// within one another, but alike on all ranks.
+/// @param f  returns a Tensor, or several as std::pair, std::tuple, std::array or std::vector
 /// @param arguments  taken by value; tensors among them are its differentiable inputs
 template <typename F, typename... Arguments>
-Tensor unit(std::initializer_list<Module*> modules, F f, Arguments... arguments) {
+auto unit(std::initializer_list<Module*> modules, F f, Arguments... arguments) {
+  using Result = std::decay_t<std::invoke_result_t<F&, Arguments&...>>;
   std::vector<Tensor> inputs;
   const auto collect = [&]<typename A>(A& argument) {
     if constexpr (std::is_same_v<A, Tensor>) inputs.push_back(std::exchange(argument, Tensor()));
   };
   (collect(arguments), ...);
-  return detail::run_unit(
+  return detail::from_list<Result>(detail::run_unit(
       std::span(modules.begin(), modules.size()),
       [=](std::span<const Tensor> tensors) mutable {
-        return detail::call_with(f, tensors, arguments...);
+        return detail::as_list<Result>(detail::call_with(f, tensors, arguments...));
       },
-      std::move(inputs));
+      std::move(inputs)));
 }
 
 /// module(arguments...) as a unit of the module's parameters.
 template <typename M, typename... Arguments>
-requires std::is_base_of_v<Module, M> Tensor unit(M& module, Arguments... arguments) {
+requires std::is_base_of_v<Module, M>
+auto unit(M& module, Arguments... arguments) {
   return unit({&module}, std::ref(module), std::move(arguments)...);
 }
 

@@ -151,6 +151,33 @@ TEST_CASE("a tensor that is used twice in one operation") {
   }
 }
 
+TEST_CASE("an operation with several outputs gets their gradients together") {
+  const auto context = Context::create();
+  Tensor x = leaf(context, {1, 2});
+  std::vector<bool> reached;
+  const auto twofold = [&](const Tensor& in) {
+    std::vector<Tensor> y = {Tensor::full(context, {2}, DType::F64, 1.0),
+                             Tensor::full(context, {2}, DType::F64, 2.0)};
+    autograd::record("twofold", y, {in}, [&](std::span<const Tensor> grads, InputGradients& into) {
+      reached = {grads[0].defined(), grads[1].defined()};
+      const Tensor& first = grads[0].defined() ? grads[0] : grads[1];
+      into.pass(0, reached[0] && reached[1] ? ops::sub(first, grads[1]) : first);
+    });
+    return y;
+  };
+  std::vector<Tensor> y = twofold(x);
+  autograd::backward(ops::add(scaled(y[0], 10.0), ops::add(y[1], y[1])),
+                     vector_of(context, {1, 2}));
+  CHECK(values_of(x.grad()) == Values{8, 16});
+  CHECK(reached == std::vector{true, true});
+  x.zero_grad();
+  y = twofold(scaled(x, 3.0));
+  autograd::backward(scaled(y[1], 10.0), vector_of(context, {1, 2}));
+  CHECK(values_of(x.grad()) == Values{30, 60});
+  CHECK(reached == std::vector{false, true});
+  CHECK_THROWS_AS(autograd::backward(y[0], vector_of(context, {1, 2})), InvalidArgument);
+}
+
 TEST_CASE("tied weights: one leaf in several operations") {
   const auto context = Context::create();
   Tensor w = random_tensor(context, {3, 3}, DType::F64, 1).set_requires_grad(true);

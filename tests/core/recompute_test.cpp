@@ -79,6 +79,33 @@ TEST_CASE("recompute of several inputs, one of them used twice and one without g
   CHECK_THROWS_AS(autograd::recompute(function, {}), InvalidArgument);
 }
 
+TEST_CASE("recompute of several results: any of them may be used, and one may hold integers") {
+  const auto context = Context::create();
+  Tensor a = random_tensor(context, {3, 8}, DType::F64, 5).set_requires_grad(true);
+  Tensor b = random_tensor(context, {3, 8}, DType::F64, 6).set_requires_grad(true);
+  const Tensor places = Tensor::from(context, {2, 0}, DType::I32);
+  const auto function = [&](std::span<const Tensor> in) {
+    const Tensor h = ops::gelu(in[0]);
+    return std::vector<Tensor>{h, places, Tensor(), ops::add(h, in[1]), in[1]};
+  };
+  // Of results 0, 3 and 4, those whose bit is set.
+  for (const int used : {0b001, 0b010, 0b100, 0b011, 0b111}) {
+    CAPTURE(used);
+    CHECK(gradcheck(
+              [&](const std::vector<Tensor>& in) {
+                const auto y = autograd::recompute(function, in);
+                CHECK(y[1].to_vector<std::int32_t>() == places.to_vector<std::int32_t>());
+                CHECK(!y[2].defined());
+                Tensor sum = ops::add(ops::mul(in[0], in[1]), in[1]);
+                if ((used & 0b001) != 0) sum = ops::add(sum, ops::mul(y[0], y[0]));
+                if ((used & 0b010) != 0) sum = ops::add(sum, ops::mul(y[3], in[0]));
+                if ((used & 0b100) != 0) sum = ops::add(sum, y[4]);
+                return sum;
+              },
+              {a, b}) == "");
+  }
+}
+
 TEST_CASE("recompute passes the gradient check") {
   const auto context = Context::create();
   Block block(context, DType::F64);

@@ -271,17 +271,22 @@ TEST_CASE("a parameter can be read within a unit only, or while the whole model 
 
 namespace {
 
-// Runs the first layer twice, nests the second in the third, skips the last one at odd steps, and
-// recomputes where asked for.
+// Runs the first layer twice, nests the second in the third, which returns both results, skips the
+// last one and the second's result at odd steps, and recomputes where asked for.
 struct Tangle : nn::Module {
   nn::List<Layer> h{*this, "h", 4, 8};
   Tensor operator()(const Tensor& x, bool skip) {
     Tensor y = nn::unit(h[0], x);
     const Tensor side = nn::unit(h[0], y);
-    y = nn::unit(
-        {&h[2], &h[1]}, [this](const Tensor& in) { return h[2](nn::unit(h[1], in)); }, y);
-    y = ops::add(y, side);
-    return skip ? y : nn::unit(h[3], y);
+    const auto [both, inner] = nn::unit(
+        {&h[2], &h[1]},
+        [this](const Tensor& in) {
+          const Tensor second = nn::unit(h[1], in);
+          return std::pair(h[2](second), second);
+        },
+        y);
+    y = ops::add(both, side);
+    return skip ? y : nn::unit(h[3], ops::add(y, inner));
   }
 };
 
