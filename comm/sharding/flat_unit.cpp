@@ -38,8 +38,9 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
   const std::int64_t padded = layout_.padded_size();
   const std::int64_t segment = segment_size();
 
-  const bool is_offloaded = host != nullptr;
-  in_place_ = !splits_parameters_ && (is_offloaded || spec.compute == spec.master);
+  if (!trainable_) spec_.master = spec.frozen;
+  const bool is_offloaded = host != nullptr && (trainable_ || spec_.master != spec.compute);
+  in_place_ = !splits_parameters_ && (is_offloaded || spec.compute == spec_.master);
   always_whole_ = in_place_ && !splits();
   const auto make = [&](const std::shared_ptr<Context>& place, DType dtype) {
     return Tensor::full(place, {segment}, dtype, 0.0, MemoryCategory::Parameters, name());
@@ -54,9 +55,9 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
     kernels::fill(*context_, whole_view_.view(), 0.0);
     whole_->set_available(always_whole_);
   } else {
-    own_ = make(context_, is_offloaded ? spec.compute : spec.master);
+    own_ = make(context_, is_offloaded ? spec.compute : spec_.master);
   }
-  master_ = is_offloaded ? make(host, spec.master) : own_;
+  master_ = is_offloaded ? make(host, spec_.master) : own_;
   if (trainable_) make_gradients();
 
   // Nothing below throws, so no parameter refers to a unit whose memory could not be had.

@@ -12,8 +12,9 @@ std::string parameters_of(const FlatUnit& unit) {
   for (std::size_t i = 0; i < unit.parameters().size(); ++i) {
     const ParameterSlot& slot = unit.layout().slots()[i];
     text += fmt::format("{} {} at {}", slot.name, slot.shape.str(), slot.offset);
-    text += fmt::format(" {}{}\n", dtype_name(unit.parameters()[i]->tensor.dtype()),
-                        slot.decay ? " decays" : "");
+    text += fmt::format(" {}{}{}{}\n", dtype_name(unit.parameters()[i]->tensor.dtype()),
+                        slot.decay ? " decays" : "", unit.is_trainable() ? "" : " frozen",
+                        slot.lr_scale == 1.0F ? "" : fmt::format(" lr x {}", slot.lr_scale));
   }
   return text;
 }

@@ -9,6 +9,8 @@ void ShardSpec::validate() const {
   require(is_narrow(compute), "parameters are gathered in f32 or bf16, got {}", compute);
   require(master == DType::F32 || master == compute,
           "master weights are f32 or of the compute dtype {}, got {}", compute, master);
+  require(frozen == DType::F32 || frozen == compute,
+          "frozen weights are f32 or of the compute dtype {}, got {}", compute, frozen);
   require(is_narrow(gradient) && is_narrow(reduction),
           "gradients are f32 or bf16, and so is their reduction; got {} and {}", gradient,
           reduction);

@@ -27,6 +27,7 @@ struct ShardSpec {
   /// Weights that are updated and saved: f32, or bf16 if that is the compute dtype (updates are then
   /// rounded stochastically).
   DType master = DType::F32;
+  DType frozen = DType::F32;     ///< weights without gradient: f32, or the compute dtype
   DType gradient = DType::F32;   ///< gradients during backward: f32 or bf16
   DType reduction = DType::F32;  ///< what the shard group sends to sum up gradients: f32 or bf16
 

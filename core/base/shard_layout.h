@@ -14,7 +14,8 @@ struct ParameterSlot {
   Shape shape;
   std::int64_t offset = 0;
   std::int64_t numel = 0;
-  bool decay = false;  ///< weight decay applies
+  bool decay = false;     ///< weight decay applies
+  float lr_scale = 1.0F;  ///< factor of the learning rate
 };
 
 /// The part of a parameter that lies in a range of the flat buffer. All in elements.
@@ -39,6 +40,7 @@ class ShardLayout {
     std::string name;
     Shape shape;
     bool decay = false;
+    float lr_scale = 1.0F;
   };
   ShardLayout() = default;
   /// @throws InvalidArgument on world_size < 1 or a duplicate name

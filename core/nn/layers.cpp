@@ -1,6 +1,7 @@
 #include "core/nn/layers.h"
 
 #include "core/base/rng.h"
+#include "core/nn/lora.h"
 #include "core/ops/activation.h"
 #include "core/ops/attention.h"
 #include "core/ops/elementwise.h"
@@ -43,8 +44,28 @@ Linear::Linear(Module& parent, std::string_view name, const LinearOptions& optio
 
 const Tensor& Linear::bias_or_none() const { return tensor_of(bias); }
 
+Linear::~Linear() = default;
+
+std::int64_t Linear::inputs() const {
+  return weight.tensor.shape()[layout == ops::WeightLayout::OutIn ? 1 : 0];
+}
+
+std::int64_t Linear::outputs() const {
+  return weight.tensor.shape()[layout == ops::WeightLayout::OutIn ? 0 : 1];
+}
+
+void Linear::add_adapter(std::string_view name, std::int64_t first, std::int64_t count,
+                         const LoraOptions& options) {
+  require(first >= 0 && count >= 1 && first <= outputs() - count,
+          "layer '{}' has outputs 0 to {}, and adapter '{}' is for {} to {}", path(), outputs() - 1,
+          name, first, first + count - 1);
+  adapters_.push_back(std::make_unique<LoraAdapter>(*this, name, first, count, options));
+}
+
 Tensor Linear::operator()(const Tensor& x) const {
-  return ops::linear(x, weight, bias_or_none(), layout);
+  std::vector<ops::LowRankTerm> terms;
+  for (const auto& adapter : adapters_) terms.push_back(adapter->term(x));
+  return ops::linear(x, weight, bias_or_none(), layout, terms);
 }
 
 Norm::Norm(Module& parent, std::string_view name, std::int64_t width, const NormOptions& o)
@@ -171,6 +192,7 @@ Tensor Mlp::operator()(const Tensor& x) const {
       const Tensor h = ops::relu(up(in));
       return down(h * h);
     }
+    if (up.has_adapters() || down.has_adapters()) return down(ops::gelu(up(in)));
     return ops::gelu_mlp(in, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
                          up.layout);
   });
@@ -184,7 +206,9 @@ GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
 
 Tensor GatedMlp::operator()(const Tensor& x) const {
   return recompute_mlp(*this, x, [this](const Tensor& in) {
-    return ops::gated_linear(up(in), down.weight, down.bias_or_none(), down.layout, gate_);
+    const Tensor h = up(in);
+    if (down.has_adapters()) return down(gate_ == ops::Gate::Silu ? ops::swiglu(h) : ops::geglu(h));
+    return ops::gated_linear(h, down.weight, down.bias_or_none(), down.layout, gate_);
   });
 }
 

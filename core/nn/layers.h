@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -35,20 +36,35 @@ struct LinearOptions {
   Initialization init = kNormal;
 };
 
+class LoraAdapter;
+struct LoraOptions;
+
 /// y = x W + b over the last dim. Parameters: weight [out, in] (or [in, out], see the layout), bias
 /// [out].
 class Linear : public Module {
  public:
   Linear(Module& parent, std::string_view name, const LinearOptions& options);
+  ~Linear() override;
   /// @param x  [..., in]
   /// @return   [..., out]
   Tensor operator()(const Tensor& x) const;
   /// The bias, or an undefined tensor.
   const Tensor& bias_or_none() const;
+  std::int64_t inputs() const;
+  std::int64_t outputs() const;
+
+  /// Adds an adapter to outputs [first, first + count): a module of this one.
+  /// @throws InvalidArgument on a range or a setting that does not fit
+  void add_adapter(std::string_view name, std::int64_t first, std::int64_t count,
+                   const LoraOptions& options);
+  bool has_adapters() const { return !adapters_.empty(); }
 
   const ops::WeightLayout layout;
   Parameter weight;
   std::optional<Parameter> bias;
+
+ private:
+  std::vector<std::unique_ptr<LoraAdapter>> adapters_;
 };
 
 /// Layer norm has weight and bias, RMS norm a weight, and a plain RMS norm no parameter.

@@ -1,6 +1,7 @@
 #include "core/nn/parameter.h"
 
 #include <algorithm>
+#include <numbers>
 
 #include "core/base/rng.h"
 #include "core/nn/units.h"
@@ -9,6 +10,11 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kChunk = 1 << 20;  // elements of float32 staging
+
+// Draw i of a uniform stream with mean 0 and variance 1.
+float centered_uniform_at(const RngKey& key, std::uint64_t i) {
+  return std::numbers::sqrt3_v<float> * (2.0F * uniform_from_bits(key.word(i)) - 1.0F);
+}
 
 }  // namespace
 
@@ -31,10 +37,14 @@ void initialize_range(const Parameter& parameter, std::uint64_t seed, std::int64
     case Initialization::Kind::Ones:
       std::fill(out, out + (end - begin), 1.0F);
       break;
-    case Initialization::Kind::Normal: {
+    case Initialization::Kind::Normal:
+    case Initialization::Kind::Uniform: {
       const RngKey key = RngKey::make(seed, RngPurpose::Init, hash_text(parameter.name));
+      const bool is_normal = parameter.init.kind == Initialization::Kind::Normal;
       for (std::int64_t i = begin; i < end; ++i) {
-        out[i - begin] = parameter.init.std * normal_at(key, static_cast<std::uint64_t>(i));
+        const auto at = static_cast<std::uint64_t>(i);
+        const float draw = is_normal ? normal_at(key, at) : centered_uniform_at(key, at);
+        out[i - begin] = parameter.init.std * draw;
       }
       break;
     }

@@ -11,9 +11,9 @@
 namespace tessera {
 
 struct Initialization {
-  enum class Kind : std::uint8_t { Zeros, Ones, Normal };
+  enum class Kind : std::uint8_t { Zeros, Ones, Normal, Uniform };
   Kind kind = Kind::Zeros;
-  float std = 0.0F;  ///< standard deviation of Normal
+  float std = 0.0F;  ///< standard deviation of Normal and Uniform, whose mean is 0
 };
 
 namespace nn {
@@ -41,6 +41,7 @@ struct Parameter {
   Tensor tensor;     ///< dtype f32 until it is bound
   Initialization init;
   bool decay = false;
+  float lr_scale = 1.0F;  ///< factor of the learning rate; set it before the model is sharded
 };
 
 /// Computes elements [begin, end) of a parameter's initial value. They depend only on seed, name

@@ -1,5 +1,7 @@
 #include "core/ops/linear.h"
 
+#include <algorithm>
+
 #include "core/autograd/autograd.h"
 #include "core/ops/checks.h"
 #include "kernels/activation.h"
@@ -74,9 +76,30 @@ void parameter_gradients(Context& context, const F& x, const TensorView& grad_y,
   kernels::matmul(context, product);
 }
 
+struct SavedTerm {
+  SavedTensor h, b;
+  std::int64_t first;
+};
+
+void check_term(const LowRankTerm& term, const Tensor& x, std::int64_t out) {
+  check_dims("linear", "b of a low-rank term", term.b, 2, "[out, rank]");
+  const Shape rows = with_last(x.shape(), term.b.dim(1));
+  check_dense("linear", "h of a low-rank term", term.h, x.dtype(), rows);
+  check_dense("linear", "b of a low-rank term", term.b, x.dtype(), term.b.shape());
+  require(term.first >= 0 && term.first <= out - term.b.dim(0),
+          "linear: a low-rank term for columns {} to {} of {}", term.first,
+          term.first + term.b.dim(0) - 1, out);
+}
+
+/// The columns of y [..., out] that a term is added to, as [rows, columns].
+TensorView columns_of(const TensorView& y, const LowRankTerm& term) {
+  return as_rows(y).narrow(1, term.first, term.b.dim(0));
+}
+
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
+              const std::vector<LowRankTerm>& terms) {
   constexpr auto kName = "linear";
   const auto& context = common_context(kName, {&x, &weight, &bias});
   const bool out_in = layout == WeightLayout::OutIn;
@@ -88,14 +111,25 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
                            MemoryCategory::Activations, kName);
   kernels::matmul(*context,
                   layer_product(as_rows(x.view()), weight, bias, as_rows(y.view()), out_in));
+  for (const LowRankTerm& term : terms) {
+    check_term(term, x, out);
+    kernels::matmul(*context, {as_rows(term.h.view()), term.b.view(), columns_of(y.view(), term),
+                               false, true, true});
+  }
 
-  if (autograd::needs_grad({&x, &weight, &bias})) {
+  std::vector<Tensor> inputs{x, weight, bias};
+  for (const LowRankTerm& term : terms) inputs.insert(inputs.end(), {term.h, term.b});
+  const auto wants = [&](const Tensor& t) { return autograd::needs_grad({&t}); };
+  if (std::any_of(inputs.begin(), inputs.end(), wants)) {
     // The gradient of weight needs x, and that of x needs weight.
     SavedTensor saved_x, saved_weight;
-    if (weight.requires_grad()) saved_x = SavedTensor(x);
-    if (x.requires_grad()) saved_weight = SavedTensor(weight);
-    const auto backward = [saved_x, saved_weight, out_in](const Tensor& grad_y,
-                                                          autograd::InputGradients& into) {
+    if (wants(weight)) saved_x = SavedTensor(x);
+    if (wants(x)) saved_weight = SavedTensor(weight);
+    std::vector<SavedTerm> saved_terms;
+    for (const LowRankTerm& term : terms)
+      saved_terms.push_back({SavedTensor(term.h), SavedTensor(term.b), term.first});
+    const auto backward = [saved_x, saved_weight, saved_terms, out_in](
+                              const Tensor& grad_y, autograd::InputGradients& into) {
       Context& ctx = *grad_y.context();
       const TensorView grad = as_rows(grad_y.view());
       if (const GradientView grad_x = as_rows(into.target(0)))
@@ -103,8 +137,19 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
           ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias);
+      int input = 3;
+      for (const SavedTerm& term : saved_terms) {
+        const LowRankTerm kept{term.h.get(kName), term.b.get(kName), term.first};
+        const TensorView grad_part = columns_of(grad_y.view(), kept);
+        if (const GradientView grad_h = as_rows(into.target(input++)))
+          kernels::matmul(ctx,
+                          {grad_part, kept.b.view(), grad_h.view, false, false, grad_h.accumulate});
+        if (const GradientView grad_b = into.weight_target(input++))
+          kernels::matmul(ctx, {grad_part, as_rows(kept.h.view()), grad_b.view, true, false,
+                                grad_b.accumulate});
+      }
     };
-    autograd::record(kName, y, {x, weight, bias}, backward);
+    autograd::record(kName, y, inputs, backward);
   }
   return y;
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "core/ops/activation.h"
 #include "core/tensor.h"
 
@@ -8,16 +11,25 @@ namespace tessera::ops {
 /// How a weight matrix is stored. Some checkpoints hold [in, out], most [out, in].
 enum class WeightLayout : std::uint8_t { InOut, OutIn };
 
-/// y = x W + b over the last dim.
+/// Adds h b^T to columns [first, first + out) of a linear map's result.
+struct LowRankTerm {
+  Tensor h;  ///< [..., rank], dtype and leading dims of x, contiguous
+  Tensor b;  ///< [out, rank], dtype of x
+  std::int64_t first = 0;
+};
+
+/// y = x W + b + low-rank terms over the last dim.
 ///
 /// @param x       [..., in], f64, f32 or bf16, contiguous
 /// @param weight  [in, out] (InOut) or [out, in] (OutIn), dtype of x
 /// @param bias    [out], dtype of x, or undefined
+/// @param terms   each is added to the result in its dtype
 /// @return        [..., out], dtype of x; accumulates in f32 (f64 for f64)
-/// @grad          x, weight, bias; keeps x and weight
+/// @grad          x, weight, bias, terms; keeps x if weight requires a gradient, weight, and terms
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              WeightLayout layout = WeightLayout::OutIn);
+              WeightLayout layout = WeightLayout::OutIn,
+              const std::vector<LowRankTerm>& terms = {});
 
 /// y = (act(gate) * up) W + b over the last dim, where gate = x[..., :in], up = x[..., in:]: the
 /// second half of a gated MLP. Equals swiglu or geglu, then linear; one operation, so that backward

@@ -12,14 +12,16 @@ AdamW::AdamW(const AdamWOptions& options) : options_(options) {
   require(options.eps >= 0, "adamw: eps must not be negative, got {}", options.eps);
 }
 
-std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
-                                     std::int64_t segment) {
-  std::vector<DecayRange> ranges;
+std::vector<UpdateRange> update_ranges(const ShardLayout& layout, std::int64_t first,
+                                       std::int64_t segment) {
+  std::vector<UpdateRange> ranges;
   for (const SlotRange& part : layout.ranges(first, first + segment)) {
-    const bool decay = layout.slots()[static_cast<std::size_t>(part.slot)].decay;
-    if (!ranges.empty() && ranges.back().decay == decay) continue;
+    const ParameterSlot& slot = layout.slots()[static_cast<std::size_t>(part.slot)];
+    if (!ranges.empty() && ranges.back().decay == slot.decay &&
+        ranges.back().lr_scale == slot.lr_scale)
+      continue;
     if (!ranges.empty()) ranges.back().end = part.offset;
-    ranges.push_back({ranges.empty() ? 0 : part.offset, segment, decay});
+    ranges.push_back({ranges.empty() ? 0 : part.offset, segment, slot.decay, slot.lr_scale});
   }
   return ranges;
 }
@@ -43,18 +45,18 @@ void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
   if (copy.defined()) ops::check_dense("adamw", "copy", copy, DType::BF16, param.shape());
   require(options.step >= 1, "adamw: step counts from 1, got {}", options.step);
 
-  const auto run = [&](std::int64_t begin, std::int64_t end, bool decay, std::uint64_t place,
-                       std::int64_t first_element) {
+  const auto run = [&](std::int64_t begin, std::int64_t end, const auto& settings,
+                       std::uint64_t place, std::int64_t first_element) {
     const auto part = [&](const Tensor& t) { return t.alias({end - begin}, {1}, begin).view(); };
     kernels::adamw(*param.context(), {.param = part(param),
                                       .grad = part(grad),
                                       .exp_avg = part(exp_avg),
                                       .exp_avg_sq = part(exp_avg_sq),
-                                      .lr = options.lr,
+                                      .lr = options.lr * static_cast<double>(settings.lr_scale),
                                       .beta1 = options_.beta1,
                                       .beta2 = options_.beta2,
                                       .eps = options_.eps,
-                                      .weight_decay = decay ? options_.weight_decay : 0.0,
+                                      .weight_decay = settings.decay ? options_.weight_decay : 0.0,
                                       .step = options.step,
                                       .factor = options.factor.view(),
                                       .copy = copy.defined() ? part(copy) : TensorView{},
@@ -64,15 +66,15 @@ void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
                                       .first_element = static_cast<std::uint64_t>(first_element)});
   };
   if (!is_half) {
-    for (const DecayRange& range : decay_ranges(segment.layout, segment.first, param.numel()))
-      run(range.begin, range.end, range.decay, 0, 0);
+    for (const UpdateRange& range : update_ranges(segment.layout, segment.first, param.numel()))
+      run(range.begin, range.end, range, 0, 0);
     return;
   }
   // By parameter, so that random draws do not depend on units.
   for (const SlotRange& range :
        segment.layout.ranges(segment.first, segment.first + param.numel())) {
     const ParameterSlot& slot = segment.layout.slots()[static_cast<std::size_t>(range.slot)];
-    run(range.offset, range.offset + range.end - range.begin, slot.decay, hash_text(slot.name),
+    run(range.offset, range.offset + range.end - range.begin, slot, hash_text(slot.name),
         range.begin);
   }
 }

@@ -29,15 +29,16 @@ class AdamW final : public Optimizer {
   AdamWOptions options_;
 };
 
-/// A range of a segment with uniform weight decay. Includes padding.
-struct DecayRange {
+/// A range of a segment with uniform weight decay and learning rate. Includes padding.
+struct UpdateRange {
   std::int64_t begin = 0;  ///< elements within the segment
   std::int64_t end = 0;
   bool decay = false;
+  float lr_scale = 1.0F;
 };
 
 /// Splits elements [first, first + segment) of a layout into the fewest such ranges.
-std::vector<DecayRange> decay_ranges(const ShardLayout& layout, std::int64_t first,
-                                     std::int64_t segment);
+std::vector<UpdateRange> update_ranges(const ShardLayout& layout, std::int64_t first,
+                                       std::int64_t segment);
 
 }  // namespace tessera::optim

@@ -8,6 +8,7 @@
 ///     };
 
 #include "core/nn/layers.h"
+#include "core/nn/lora.h"
 #include "core/nn/module.h"
 #include "core/nn/parameter.h"
 #include "core/nn/unit.h"

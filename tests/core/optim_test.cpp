@@ -42,29 +42,35 @@ TEST_CASE("a schedule of warm-up only, or without steps, is finite") {
 
 namespace {
 
-// Layout: a (decay, 70) at 0, b (no decay, 3) at 128, c (no decay, 5) at 192, d (decay, 64) at 256.
+// Layout: a (decay, 70) at 0, b (no decay, 3) at 128, c (no decay, a tenth of the rate, 5)
+// at 192, d (decay, 64) at 256.
 const ShardLayout kLayout(
-    "u", {{"a", {7, 10}, true}, {"b", {3}, false}, {"c", {5}, false}, {"d", {8, 8}, true}}, 2);
+    "u", {{"a", {7, 10}, true}, {"b", {3}, false}, {"c", {5}, false, 0.1F}, {"d", {8, 8}, true}},
+    2);
 
 }  // namespace
 
-TEST_CASE("decay ranges are merged, contiguous, and follow the parameters") {
-  const auto whole = optim::decay_ranges(kLayout, 0, kLayout.padded_size());
-  REQUIRE(whole.size() == 3);
+TEST_CASE("update ranges are merged, contiguous, and follow the parameters") {
+  const ShardLayout same("u", {{"a", {64}, true}, {"b", {3}, true}}, 1);
+  CHECK(optim::update_ranges(same, 0, same.padded_size()).size() == 1);
+  const auto whole = optim::update_ranges(kLayout, 0, kLayout.padded_size());
+  REQUIRE(whole.size() == 4);
   CHECK(whole[0].begin == 0);
   CHECK(whole[0].decay);
   CHECK(whole[0].end == 128);
-  CHECK(whole[1].end == 256);
+  CHECK(whole[1].end == 192);
   CHECK_FALSE(whole[1].decay);
-  CHECK(whole[2].end == kLayout.padded_size());
-  CHECK(whole[2].decay);
+  CHECK(whole[2].end == 256);
+  CHECK(whole[2].lr_scale == 0.1F);
+  CHECK(whole[3].end == kLayout.padded_size());
+  CHECK(whole[3].decay);
 
-  const auto second = optim::decay_ranges(kLayout, kLayout.segment_size(), kLayout.segment_size());
+  const auto second = optim::update_ranges(kLayout, kLayout.segment_size(), kLayout.segment_size());
   REQUIRE(second.size() == 2);
   CHECK(second.front().begin == 0);
   CHECK_FALSE(second.front().decay);
   CHECK(second.back().end == kLayout.segment_size());
-  CHECK(optim::decay_ranges(kLayout, kLayout.padded_size(), 64).empty());
+  CHECK(optim::update_ranges(kLayout, kLayout.padded_size(), 64).empty());
 }
 
 TEST_CASE("a step updates every element by AdamW, with decay only where configured") {
@@ -83,7 +89,7 @@ TEST_CASE("a step updates every element by AdamW, with decay only where configur
   const auto values = param.to_vector<float>();
   CHECK(values[0] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
   CHECK(values[128] == doctest::Approx(2.0 - 0.01));
-  CHECK(values[200] == doctest::Approx(2.0 - 0.01));
+  CHECK(values[200] == doctest::Approx(2.0 - 0.001));
   CHECK(values[300] == doctest::Approx(2.0 * (1 - 0.01 * 0.1) - 0.01));
   CHECK(exp_avg.to_vector<float>()[7] == doctest::Approx(0.1 * 0.25));
   CHECK(exp_avg_sq.to_vector<float>()[7] == doctest::Approx(0.05 * 0.0625));
