@@ -179,6 +179,18 @@ void visit_switches(const Visitor& visit, A& arch) {
   visit("eos_token_ids", arch.eos_tokens, gpt2.eos_tokens);
 }
 
+Lora parse_lora(const JsonReader& reader) {
+  Lora lora{.rank = reader.at("rank").integer(1), .targets = {}};
+  const Reader read{reader};
+  read("alpha", lora.alpha, 0.0);
+  read("dropout", lora.dropout, 0.0);
+  const JsonReader targets = reader.at("targets");
+  for (std::size_t i = 0; i < targets.array_size(); ++i)
+    lora.targets.push_back(targets.at(i).string());
+  lora.base = reader.at("base").string();
+  return lora;
+}
+
 }  // namespace
 
 void Arch::validate() const {
@@ -224,6 +236,12 @@ std::string to_json(const Arch& arch) {
             {"layer_norm_eps", arch.norm_eps},
             {"dropout", arch.dropout}};
   visit_switches(Writer{json}, arch);
+  if (arch.lora)
+    json["lora"] = {{"rank", arch.lora->rank},
+                    {"alpha", arch.lora->alpha},
+                    {"dropout", arch.lora->dropout},
+                    {"targets", arch.lora->targets},
+                    {"base", arch.lora->base}};
   return json.dump();
 }
 
@@ -244,6 +262,7 @@ Arch parse_arch(const std::string& text, const std::string& source) {
   read("layer_norm_eps", arch.norm_eps, 0.0);
   read("dropout", arch.dropout, 0.0F);
   visit_switches(read, arch);
+  if (reader.has("lora")) arch.lora = parse_lora(reader.at("lora"));
   try {
     arch.validate();
   } catch (const InvalidArgument& error) {

@@ -1,12 +1,22 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/nn/layers.h"
 
 namespace tessera::models {
+
+/// LoRA adapters of a decoder whose own weights are frozen.
+struct Lora {
+  std::int64_t rank = 8;
+  double alpha = 16;  ///< the adapters' terms are multiplied by alpha / rank
+  double dropout = 0;
+  std::vector<std::string> targets{"all-linear"};  ///< see io::lora_layers()
+  std::string base{};                              ///< MODEL that the frozen weights come from
+};
 
 /// Sizes and switches of a decoder. A block is attention and MLP, each with a norm before it, after it
 /// or both, and each added to its input. Defaults: GPT-2 124M.
@@ -48,6 +58,7 @@ struct Arch {
   double logits_softcap = 0;                    ///< 0: none
   std::int64_t bos_token = -1, pad_token = -1;  ///< ids; -1: none
   std::vector<std::int64_t> eos_tokens{};       ///< ids that end a text
+  std::optional<Lora> lora{};
   float dropout = 0.0F;  ///< on the embedding and on both residual branches; in [0, 1)
 
   std::int64_t kv_heads() const { return n_kv_head == 0 ? n_head : n_kv_head; }

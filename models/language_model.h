@@ -49,7 +49,8 @@ std::vector<std::string_view> families();
 /// @throws Unsupported if this build has no such family
 void require_family(const std::string& family, const std::string& what);
 
-/// A model without memory for its parameters. @throws Unsupported, InvalidArgument
+/// A model without memory for its parameters. With LoRA it has adapters, and the other weights are
+/// frozen. @throws Unsupported, InvalidArgument
 std::unique_ptr<LanguageModel> make_model(const Arch& arch);
 
 }  // namespace tessera::models

@@ -44,7 +44,7 @@ bool holds(const LoadPlan& plan, const io::Section& section, const std::string& 
 io::ReadReport load_sections(
     comm::ShardedModel& sharded,
     const std::function<const io::TensorSource&(const io::Section&)>& source, const LoadPlan& plan,
-    int threads, std::uint64_t seed) {
+    int threads, std::uint64_t seed, const io::TensorSource* base) {
   std::vector<io::ReadPart> parts;
   std::mutex copying;
   for (const Piece& piece : sharded.held_pieces()) {
@@ -53,7 +53,10 @@ io::ReadReport load_sections(
       if (wanted) parts.push_back(part_of(source(section), piece, into, copying));
       return wanted;
     };
-    if (!add(io::kModelSection, piece.master)) start_randomly(piece, seed);
+    if (base != nullptr && plan.base.contains(piece.parameter->name))
+      parts.push_back(part_of(*base, piece, piece.master, copying));
+    else if (!add(io::kModelSection, piece.master))
+      start_randomly(piece, seed);
     for (std::size_t i = 0; i < piece.state.size(); ++i)
       add({sharded.state_names()[i]}, piece.state[i]);
   }
@@ -131,19 +134,20 @@ LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo>
 
 io::ReadReport load_training_state(comm::ShardedModel& sharded, const optim::Optimizer& optimizer,
                                    const io::CheckpointReader& reader, const LoadPlan& plan,
-                                   int threads, std::uint64_t seed) {
+                                   int threads, std::uint64_t seed, const io::TensorSource* base) {
   sharded.create_optimizer_state(optimizer);
   return load_sections(
       sharded,
       [&](const io::Section& section) -> const io::TensorSource& { return reader.source(section); },
-      plan, threads, seed);
+      plan, threads, seed, base);
 }
 
-io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
-                            const LoadPlan& plan, int threads, std::uint64_t seed) {
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::TensorSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed,
+                            const io::TensorSource* base) {
   return load_sections(
       sharded, [&](const io::Section&) -> const io::TensorSource& { return source; }, plan, threads,
-      seed);
+      seed, base);
 }
 
 }  // namespace tessera::train

@@ -16,6 +16,8 @@ namespace tessera::train {
 /// Tensors to load; the others start as random weights and zero moments.
 struct LoadPlan {
   std::map<io::Section, std::set<std::string>> tensors;
+  /// Weights to load from another model, see `base` below: the frozen ones of LoRA.
+  std::set<std::string> base;
   std::vector<std::string> notes;  ///< one sentence per group of tensors not loaded
 };
 
@@ -41,12 +43,15 @@ LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo>
 /// Reads this rank's weights and moments from a checkpoint and verifies checksums. Copies to a GPU
 /// need 512 KiB per thread.
 /// @param seed  initializes the weights that are not in the plan
+/// @param base  has the weights of plan.base; null if there are none
 /// @throws IoError, CorruptCheckpoint; the model is then partly loaded
 io::ReadReport load_training_state(comm::ShardedModel& sharded, const optim::Optimizer& optimizer,
                                    const io::CheckpointReader& reader, const LoadPlan& plan,
-                                   int threads, std::uint64_t seed);
+                                   int threads, std::uint64_t seed,
+                                   const io::TensorSource* base = nullptr);
 /// Reads this rank's weights from a checkpoint or another source.
-io::ReadReport load_weights(comm::ShardedModel& sharded, const io::ModelSource& source,
-                            const LoadPlan& plan, int threads, std::uint64_t seed);
+io::ReadReport load_weights(comm::ShardedModel& sharded, const io::TensorSource& source,
+                            const LoadPlan& plan, int threads, std::uint64_t seed,
+                            const io::TensorSource* base = nullptr);
 
 }  // namespace tessera::train

@@ -13,9 +13,11 @@ std::vector<std::string> StoreCoordinator::exchange(const std::string& phase,
                         world_size_, mine, deadline_);
 }
 
-io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer) {
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer,
+                                  bool trainable_only) {
   io::SaveRequest request;
   for (const auto& piece : sharded.owned_pieces()) {
+    if (trainable_only && !piece.parameter->tensor.requires_grad()) continue;
     const auto add = [&](const io::Section& section, const Tensor& values) {
       request.parts[section].push_back({piece.parameter->name, piece.parameter->tensor.shape(),
                                         values.dtype(), piece.begin, piece.end,
@@ -43,8 +45,8 @@ std::size_t save_copy_bytes(const io::SaveRequest& request) {
   return bytes;
 }
 
-SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer) {
-  SaveState state{make_save_request(sharded, with_optimizer)};
+SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer, bool trainable_only) {
+  SaveState state{make_save_request(sharded, with_optimizer, trainable_only)};
   const auto pieces = sharded.owned_pieces();
   if (pieces.empty() || pieces[0].master.device().type != DeviceType::CUDA) return state;
   const std::shared_ptr<Context> context = pieces[0].master.context();

@@ -42,10 +42,14 @@ struct SaveState {
 };
 /// Bytes of the host copies of a request's values.
 std::size_t save_copy_bytes(const io::SaveRequest& request);
-/// This rank's part of a save. @throws OutOfMemory
-SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer);
+/// This rank's part of a save.
+/// @param trainable_only  leave out frozen weights: LoRA's are those of another model
+/// @throws OutOfMemory
+SaveState make_save_state(comm::ShardedModel& sharded, bool with_optimizer,
+                          bool trainable_only = false);
 /// The same without host copies; the request refers to device memory.
-io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer);
+io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimizer,
+                                  bool trainable_only = false);
 
 /// Whether all values are finite. Needed although gradients are checked: the square of a finite
 /// gradient can overflow the second moment.

@@ -90,8 +90,8 @@ Saver::Saver(SaverOptions options, std::shared_ptr<comm::Store> store,
       saved_step_(options_.saved_step) {
   options_.retention.damaged = std::make_shared<std::set<std::int64_t>>();
   if (!options_.in_background) return;
-  const std::size_t bytes =
-      io::AsyncSaver::staging_bytes(make_save_request(sharded_, options_.with_optimizer));
+  const std::size_t bytes = io::AsyncSaver::staging_bytes(
+      make_save_request(sharded_, options_.with_optimizer, options_.trainable_only));
   async_ = std::make_unique<io::AsyncSaver>(sharded_.state_context(), bytes,
                                             options_.timeout + kReportMargin);
   sharded_.before_update(this, [this] { wait_copied(); });
@@ -172,7 +172,10 @@ void Saver::start(const TrainerState& state, Clock::time_point begin) {
     *warning = prune(staged, retention, *coordinator);
     return report;
   };
-  async_->start(complete(make_save_request(sharded_, options_.with_optimizer), state), write);
+  async_->start(
+      complete(make_save_request(sharded_, options_.with_optimizer, options_.trainable_only),
+               state),
+      write);
   stall_ = seconds_since(begin);
 }
 
@@ -185,7 +188,7 @@ void Saver::wait_copied() {
 
 void Saver::save_here(const TrainerState& state) {
   const auto begin = Clock::now();
-  SaveState copy = make_save_state(sharded_, options_.with_optimizer);
+  SaveState copy = make_save_state(sharded_, options_.with_optimizer, options_.trainable_only);
   const io::SaveRequest request = complete(std::move(copy.request), state);
   require_finite(request, coordinator_);
   const io::SaveReport report = io::save_checkpoint(request, coordinator_);

@@ -25,9 +25,10 @@ struct SaverOptions {
   int world_size = 1;
   std::string model = "{}";  ///< JSON object that describes the model
   bool with_optimizer = true;
-  bool with_trainer = true;    ///< save the trainer section
-  bool in_background = true;   ///< save during training, except in finish()
-  bool stop_on_error = false;  ///< end training after a failed or damaged save
+  bool trainable_only = false;  ///< see make_save_state()
+  bool with_trainer = true;     ///< save the trainer section
+  bool in_background = true;    ///< save during training, except in finish()
+  bool stop_on_error = false;   ///< end training after a failed or damaged save
   io::Retention retention{};
   /// Time without progress after which a save counts as hanging; also the deadline of exchanges.
   std::chrono::milliseconds timeout{};

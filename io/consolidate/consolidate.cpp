@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <span>
 
 #include "core/base/clock.h"
@@ -39,7 +40,7 @@ void check_options(const ConsolidateOptions& options) {
 
 // "model.safetensors", "optimizer-00001-of-00002.safetensors", "model.safetensors.index.json"
 bool is_tensor_file(std::string_view name) {
-  for (const std::string_view stem : {"model", "optimizer"}) {
+  for (const std::string_view stem : {"model", "optimizer", "adapter_model"}) {
     if (!name.starts_with(stem)) continue;
     std::string rest(name.substr(stem.size()));
     if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
@@ -108,11 +109,14 @@ Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   plan.source = open_consolidate_source(source, options);
   const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
     if (tensors.empty()) return;
-    for (ExportFile& file : plan_tensor_files(tensors, stem, options.max_shard_size)) {
+    // PEFT reads one file.
+    const std::int64_t most =
+        plan.source.is_adapter ? std::numeric_limits<std::int64_t>::max() : options.max_shard_size;
+    for (ExportFile& file : plan_tensor_files(tensors, stem, most)) {
       plan.files.push_back(std::move(file));
     }
   };
-  lay_out(plan.source.weights, "model");
+  lay_out(plan.source.weights, plan.source.is_adapter ? "adapter_model" : "model");
   plan.weight_files = plan.files.size();
   lay_out(plan.source.optimizer, "optimizer");
   plan.side_files = compose_side_files(plan.source, options, plan.source.warnings);

@@ -40,6 +40,10 @@ struct ConsolidateOptions {
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
   /// selected with their weight. Empty: exports all.
   std::vector<std::string> tensors;
+  /// Of LoRA adapters: write the base's weights with the adapters', not the adapters alone.
+  bool merge_lora = false;
+  /// MODEL of the frozen weights of adapters; empty: the one that they name.
+  fs::path base;
   /// Hugging Face config.json, if not in the source, and of one's own models.
   std::optional<fs::path> config_file;
   /// Expected number of shards of a PyTorch DCP as safetensors, which does not record it.

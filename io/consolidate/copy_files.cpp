@@ -64,6 +64,8 @@ std::uint64_t copy_identity(const std::vector<ExportFile>& files) {
       add(fmt::format("tensor {} {} {} {}\n", tensor->name, tensor->source_name, tensor->stored,
                       tensor->written));
       const auto record = tensor->source->record(tensor->source_name);
+      if (record->addend)
+        add(fmt::format("plus {:016x} {}\n", record->addend->checksum(), record->addend_begin));
       for (const Chunk& chunk : record->chunks) {
         add(fmt::format("{} {} {} {} {}", chunk.file, chunk.byte_begin, chunk.byte_end, chunk.begin,
                         chunk.end));

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/hf/config.h"
+#include "io/hf/lora.h"
 #include "io/hf/tokenizer.h"
 
 namespace tessera::io {
@@ -21,6 +22,7 @@ namespace {
 constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a copied file
 constexpr std::size_t kMaxParsed = std::size_t{1} << 20;  // bytes of a file searched for auto_map
 constexpr const char* kOwnConfig = "tessera.json";
+constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
 constexpr const char* kTokenizer = "tokenizer.json";
@@ -182,10 +184,15 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     return files;
   }
   const Json config = export_config(source);
-  add_json(files, kConfigFile, config);
+  if (source.is_adapter)
+    add_json(files, kAdapterConfig, peft_config(*source.config));
+  else
+    add_json(files, kConfigFile, config);
+  const fs::path config_dir = source.hf_config_file.parent_path();
   const bool is_copied = is_there(source.path / kGeneration) ||
-                         is_there(source.hf_config_file.parent_path() / kGeneration);
-  if (source.checkpoint || !is_copied) {
+                         (!config_dir.empty() && is_there(config_dir / kGeneration));
+  if (source.checkpoint && !config_dir.empty()) add_copy(files, config_dir, kGeneration);
+  if (!source.is_adapter && !is_copied) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
       if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
@@ -205,7 +212,9 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
   return files;
 }
 
-bool is_config_file(std::string_view name) { return name == kConfigFile || name == kOwnConfig; }
+bool is_config_file(std::string_view name) {
+  return name == kConfigFile || name == kOwnConfig || name == kAdapterConfig;
+}
 
 bool is_side_file(std::string_view name) {
   return is_config_file(name) || name == kGeneration ||

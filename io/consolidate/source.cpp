@@ -1,6 +1,7 @@
 #include "io/consolidate/source.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_set>
@@ -12,6 +13,8 @@
 #include "io/consolidate/side_files.h"
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
+#include "io/hf/lora.h"
+#include "io/hf/model_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -132,6 +135,55 @@ void read_other_config(ConsolidateSource& result, const std::string& arch,
   result.hf_config = std::make_shared<const Json>(std::move(config));
 }
 
+// Adds all weights of a model that tessera knows.
+void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
+               const ConsolidateOptions& options) {
+  std::unique_ptr<TensorSource> parts;
+  if (result.family != nullptr && options.format == ExportFormat::HF)
+    parts = std::make_unique<HfPartsSource>(*result.family, *model);
+  const TensorSource& weights = parts ? *parts : *model;
+  for (const TensorInfo& info : weights.tensors())
+    add_weight(result, weights, info, info.name, options);
+  result.sources.push_back(std::move(model));
+  if (parts) result.sources.push_back(std::move(parts));
+}
+
+// Weights of a base with adapters, which are in a checkpoint or in PEFT's format.
+void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
+  require(!options.config_file,
+          "{} holds LoRA adapters, whose base has the configuration; omit --config",
+          result.path.string());
+  require(options.what == ExportWhat::Model,
+          "merged weights have no optimizer state; leave out --what or --merge-lora");
+  auto model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
+  result.config = std::make_shared<const Json>(model->config());
+  result.family = find_hf_family(arch_of(*result.config));
+  const fs::path base = model->path();
+  if (is_there(base / kConfigFile) && !is_there(base / "index.json")) {
+    result.hf_config_file = base / kConfigFile;
+    result.hf_config = std::make_shared<const Json>(
+        parse_json(read_file(result.hf_config_file, kMaxConfig), result.hf_config_file.string()));
+  }
+  if (!result.checkpoint && model->checkpoint() != nullptr)
+    result.checkpoint = *model->checkpoint();
+  add_model(result, std::move(model), options);
+}
+
+// LoRA adapters of a checkpoint, under the names of their format.
+void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
+                  const ConsolidateOptions& options) {
+  auto model = open_checkpoint_model(reader);
+  result.is_adapter = options.format == ExportFormat::HF;
+  std::map<std::string, std::string> names;
+  for (const LoraLayer& layer : lora_layers(*result.config)) {
+    names[layer.a()] = layer.peft_name('A');
+    names[layer.b()] = layer.peft_name('B');
+  }
+  for (const TensorInfo& info : model->tensors())
+    add_weight(result, *model, info, result.is_adapter ? names.at(info.name) : info.name, options);
+  result.sources.push_back(std::move(model));
+}
+
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
                     const ConsolidateOptions& options) {
   result.kind = "tessera checkpoint";
@@ -147,15 +199,12 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   if (!known) read_other_config(result, arch, options);
   if (known || options.format == ExportFormat::Safetensors) result.config = section;
   if (wants_weights(options)) {
-    auto model = open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial);
-    std::unique_ptr<TensorSource> parts;
-    if (known && options.format == ExportFormat::HF)
-      parts = std::make_unique<HfPartsSource>(*result.family, *model);
-    const TensorSource& weights = parts ? *parts : *model;
-    for (const TensorInfo& info : weights.tensors())
-      add_weight(result, weights, info, info.name, options);
-    result.sources.push_back(std::move(model));
-    if (parts) result.sources.push_back(std::move(parts));
+    if (known && has_lora(reader))
+      add_adapters(result, reader, options);
+    else
+      add_model(result,
+                open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial),
+                options);
   }
   if (!known && options.format == ExportFormat::HF) check_other_model(result);
   if (!wants_optimizer(options)) return;
@@ -395,7 +444,22 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   require_model_directory(path);
   ConsolidateSource result;
   result.path = path;
+  const bool peft = is_peft(path);
+  require(peft || options.merge_lora || options.base.empty(),
+          "--base names the base of LoRA adapters, for --merge-lora");
+  if (peft) {
+    require(options.merge_lora,
+            "{} holds LoRA adapters in PEFT's format; write the weights of their base with them by "
+            "--merge-lora",
+            path.string());
+    require(!options.step && !options.shards, "{} has no steps or shards", path.string());
+    result.kind = "adapter in PEFT's format";
+    add_merged(result, options);
+    choose_tensors(result, options.tensors);
+    return result;
+  }
   if (std::unique_ptr<ShardedSource> sharded = open_sharded(path, options.shards)) {
+    require(!options.merge_lora, "{} holds no LoRA adapters; omit --merge-lora", path.string());
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
@@ -408,7 +472,15 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
           "{} is a checkpoint of tessera, which records its number of shards; omit --shards",
           reader.path().string());
   result.path = reader.path();
-  add_checkpoint(result, reader, options);
+  if (options.merge_lora) {
+    require(has_lora(reader), "{} holds no LoRA adapters; omit --merge-lora",
+            reader.path().string());
+    result.kind = "tessera checkpoint";
+    result.checkpoint = reader;
+    add_merged(result, options);
+  } else {
+    add_checkpoint(result, reader, options);
+  }
   choose_tensors(result, options.tensors);
   return result;
 }

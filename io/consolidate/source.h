@@ -23,6 +23,7 @@ struct ConsolidateSource {
   /// Hugging Face config.json of the source. If `config` is null, its model is unknown to tessera.
   std::shared_ptr<const Json> hf_config;
   fs::path hf_config_file;
+  bool is_adapter = false;  ///< LoRA adapters alone, to be written in PEFT's format
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan

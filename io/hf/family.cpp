@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "io/hf/decoder_config.h"
 #include "io/hf/gpt2_config.h"
+#include "io/hf/lora.h"
 
 namespace tessera::io {
 
@@ -34,6 +35,7 @@ std::vector<TensorInfo> model_tensors(const Json& model) {
   const std::string arch = model.is_object() ? model.value("arch", std::string()) : "";
   const HfFamily* const family = find_hf_family(arch);
   require<Unsupported>(family != nullptr, "tessera has no models of arch \"{}\"", arch);
+  if (model.contains("lora")) return lora_tensors(model);
   std::vector<TensorInfo> tensors;
   for (HfTensor& tensor : family->tensors(model)) tensors.push_back(std::move(tensor.info));
   return tensors;

@@ -29,7 +29,7 @@ struct HfFamily {
   static bool is_buffer(std::string_view name);
 };
 
-/// Weights of a "model" section. @throws Unsupported on an unknown arch; InvalidArgument
+/// Tensors of a checkpoint with this "model" section: weights, or LoRA adapters alone. @throws Unsupported on an unknown arch; InvalidArgument
 std::vector<TensorInfo> model_tensors(const Json& model);
 
 /// All families that tessera knows.

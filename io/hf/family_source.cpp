@@ -57,6 +57,7 @@ std::vector<TensorName> classify_unreadable(const ShardedSource& source, const N
 TensorRecord join_records(const std::vector<std::shared_ptr<const TensorRecord>>& parts) {
   TensorRecord joined = *parts.front();
   if (parts.size() == 1) return joined;
+  require<InternalError>(!joined.addend, "a tensor with an addend is joined");
   joined.chunks.clear();
   joined.shape[0] = 0;
   for (const auto& part : parts) {
@@ -72,23 +73,44 @@ TensorRecord join_records(const std::vector<std::shared_ptr<const TensorRecord>>
 }
 
 TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::int64_t rows) {
-  const std::int64_t width = row_size(whole.shape), first = begin * width;
-  const std::int64_t last = (begin + rows) * width;
-  TensorRecord part{whole.dtype, whole.shape, {}};
+  TensorRecord part{whole.dtype,
+                    whole.shape,
+                    {},
+                    whole.addend,
+                    whole.addend_begin + begin * row_size(whole.shape)};
   part.shape[0] = rows;
   for (Chunk chunk : whole.chunks) {
-    require<InternalError>(!chunk.box && !chunk.storage, "rows of a chunk that is a block");
+    const Box box = box_of(chunk, whole.shape);
+    const std::int64_t top = std::max(begin, box.offsets[0]);
+    const std::int64_t bottom = std::min(begin + rows, box.offsets[0] + box.shape[0]);
+    if (top >= bottom) continue;
+    // Elements of the box in these rows.
+    const std::int64_t first = (top - box.offsets[0]) * row_size(box.shape);
+    const std::int64_t last = (bottom - box.offsets[0]) * row_size(box.shape);
     const std::int64_t from = std::max(chunk.begin, first), to = std::min(chunk.end, last);
     if (from >= to) continue;
-    const std::int64_t checked_begin = chunk.byte_begin, checked_end = chunk.byte_end;
+    Box own = box;
+    own.offsets[0] = top - begin;
+    own.shape[0] = bottom - top;
+    const std::shared_ptr<const ChunkStorage> stored = chunk.storage;
+    if (from != chunk.begin || to != chunk.end) {
+      require<Unsupported>(!stored || !stored->strides,
+                           "rows of a tensor that is stored transposed; write the model anew with "
+                           "`tessera consolidate`, and use that");
+      chunk.storage = std::make_shared<const ChunkStorage>(
+          ChunkStorage{own.shape,
+                       {},
+                       stored ? stored->checked_begin : chunk.byte_begin,
+                       stored ? stored->checked_end : chunk.byte_end});
+    }
     chunk.byte_begin += (from - chunk.begin) * whole.width();
     chunk.byte_end = chunk.byte_begin + (to - from) * whole.width();
-    const bool is_whole = from == chunk.begin && to == chunk.end;
     chunk.begin = from - first;
     chunk.end = to - first;
-    if (!is_whole)
-      chunk.storage = std::make_shared<const ChunkStorage>(
-          ChunkStorage{part.shape, {}, checked_begin, checked_end});
+    if (own.shape != part.shape)
+      chunk.box = own;
+    else
+      chunk.box.reset();
     part.chunks.push_back(std::move(chunk));
   }
   return part;

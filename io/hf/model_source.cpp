@@ -7,6 +7,7 @@
 #include "io/checkpoint/find.h"
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
+#include "io/hf/lora.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -40,6 +41,11 @@ class CheckpointSource final : public ModelSource {
 
 }  // namespace
 
+bool has_lora(const CheckpointReader& reader) {
+  const Json config = Json::parse(reader.index().model_config);
+  return config.is_object() && config.contains("lora");
+}
+
 std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader,
                                                    LoadPolicy policy) {
   return std::make_unique<CheckpointSource>(reader, policy);
@@ -69,12 +75,59 @@ void require_model_directory(const fs::path& path) {
           path.string());
 }
 
-std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
+namespace {
+
+std::unique_ptr<ModelSource> open_base(const fs::path& adapters, const std::string& named,
+                                       const fs::path& given, LoadPolicy policy) {
+  std::error_code error;
+  require(
+      !given.empty() || fs::is_directory(named, error),
+      "{} holds LoRA adapters of the model '{}', which is no directory here; name its directory "
+      "with --base",
+      adapters.string(), named);
+  return open_model(given.empty() ? fs::path(named) : given, {}, policy);
+}
+
+std::unique_ptr<ModelSource> merge_checkpoint(const CheckpointReader& reader, const fs::path& base,
+                                              LoadPolicy policy) {
+  const Json config = Json::parse(reader.index().model_config);
+  const JsonReader lora =
+      JsonReader(config, reader.path().string() + ": the model section").at("lora");
+  const auto adapters = open_checkpoint_model(reader);
+  const std::vector<LoraLayer> layers = lora_layers(config);
+  const double scale =
+      lora.at("alpha").value().get<double>() / static_cast<double>(lora.at("rank").integer(1));
+  return merge_lora(open_base(reader.path(), lora.at("base").string(), base, policy), *adapters,
+                    layers, std::vector<double>(layers.size(), scale), &reader);
+}
+
+std::unique_ptr<ModelSource> merge_peft(const fs::path& dir, const fs::path& base,
                                         LoadPolicy policy) {
+  auto model = open_base(dir, peft_base(dir), base, policy);
+  const PeftAdapter adapter = open_peft(dir, model->config());
+  return merge_lora(std::move(model), *adapter.source, adapter.layers, adapter.scales, nullptr);
+}
+
+}  // namespace
+
+std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
+                                        LoadPolicy policy, const fs::path& base) {
   require_model_directory(path);
+  const bool peft = is_peft(path);
   // Recognizes the kind of a directory by its weights, because a run has a config.json too.
-  std::unique_ptr<ShardedSource> source = open_sharded(path);
-  if (!source) return open_checkpoint_model(open_checkpoint(path, step), policy);
+  std::unique_ptr<ShardedSource> source = peft ? nullptr : open_sharded(path);
+  if (peft) {
+    require(!step, "{} is an adapter in PEFT's format and has no step {}", path.string(),
+            step.value_or(0));
+    return merge_peft(path, base, policy);
+  }
+  if (!source) {
+    const CheckpointReader reader = open_checkpoint(path, step);
+    if (has_lora(reader)) return merge_checkpoint(reader, base, policy);
+    require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
+    return open_checkpoint_model(reader, policy);
+  }
+  require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
   const fs::path config = path / "config.json";
   require(is_there(config),

@@ -24,16 +24,23 @@ class ModelSource : public TensorSource {
 /// Opens a command's MODEL argument: a checkpoint, a run or directory of checkpoints (the newest
 /// committed one or the one of `step`), a Hugging Face model directory, or a PyTorch Distributed
 /// Checkpoint (FSDP, torchtitan, Lightning, its safetensors form) with a config.json in it.
+/// Weights of LoRA adapters, in a checkpoint or in PEFT's format, are those of their base plus the
+/// adapters'.
 /// @param policy  Exact: the tensors must match the configuration; else they are not compared
+/// @param base    MODEL of the frozen weights of adapters; empty: the one that they name
 /// @throws InvalidArgument if path is none of these, or listing all tensors that do not match its
 ///         configuration; Unsupported, IoError, CorruptCheckpoint
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step = {},
-                                        LoadPolicy policy = LoadPolicy::Exact);
+                                        LoadPolicy policy = LoadPolicy::Exact,
+                                        const fs::path& base = {});
 
-/// The model in a checkpoint. @throws InvalidArgument if the checkpoint has none or, with Exact, if
+/// The tensors in a checkpoint: of LoRA adapters, those alone. @throws InvalidArgument if the checkpoint has none or, with Exact, if
 /// its tensors do not match its configuration
 std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader,
                                                    LoadPolicy policy = LoadPolicy::Exact);
+
+/// Whether a checkpoint holds LoRA adapters alone.
+bool has_lora(const CheckpointReader& reader);
 
 /// Tessera's "model" section from a Hugging Face config.json.
 /// @throws CorruptCheckpoint; Unsupported naming the model or setting that tessera lacks; IoError

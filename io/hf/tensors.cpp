@@ -41,11 +41,11 @@ using Part = HfTensor::Part;
 
 class Tensors {
  public:
-  void add(const std::string& name, Shape shape, std::vector<Part> parts) {
-    list_.push_back({{name, shape, DType::F32}, std::move(parts)});
+  HfTensor& add(const std::string& name, Shape shape, std::vector<Part> parts) {
+    return list_.emplace_back(HfTensor{{name, shape, DType::F32}, std::move(parts)});
   }
-  void add(const std::string& name, const Shape& shape, const std::string& theirs) {
-    add(name, shape, {{theirs, shape[0]}});
+  HfTensor& add(const std::string& name, const Shape& shape, const std::string& theirs) {
+    return add(name, shape, {{theirs, shape[0]}});
   }
   std::vector<HfTensor> take() { return std::move(list_); }
 
@@ -58,11 +58,12 @@ class Tensors {
 std::vector<HfTensor> gpt2_tensors(const Json& model) {
   const std::int64_t width = size_of(model, "n_embd");
   Tensors tensors;
-  const auto add = [&](const std::string& name, const Shape& shape) {
-    tensors.add(name, shape, "transformer." + name);
+  const auto add = [&](const std::string& name, const Shape& shape) -> HfTensor& {
+    return tensors.add(name, shape, "transformer." + name);
   };
   const auto add_layer = [&](const std::string& name, const Shape& weight, std::int64_t bias) {
-    add(name + ".weight", weight);
+    HfTensor& tensor = add(name + ".weight", weight);
+    tensor.is_linear = tensor.in_out = weight.size() == 2;
     add(name + ".bias", {bias});
   };
   add("wte.weight", {size_of(model, "vocab_size"), width});
@@ -123,7 +124,7 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
       std::vector<Part> biases = parts;
       for (Part& part : parts) part.name = theirs + part.name + ".weight";
       for (Part& part : biases) part.name = theirs + part.name + ".bias";
-      tensors.add(ours + name + ".weight", {out, in}, std::move(parts));
+      tensors.add(ours + name + ".weight", {out, in}, std::move(parts)).is_linear = true;
       if (bias) tensors.add(ours + name + ".bias", {out}, std::move(biases));
     };
 

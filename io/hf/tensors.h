@@ -17,6 +17,8 @@ struct HfTensor {
   };
   TensorInfo info;
   std::vector<Part> parts;
+  bool is_linear = false;  ///< the weight of a linear layer of a block
+  bool in_out = false;     ///< which is [in, out], else [out, in]
 
   /// Shape of a part.
   Shape shape_of(const Part& part) const {

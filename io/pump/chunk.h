@@ -40,10 +40,22 @@ struct Chunk {
   std::shared_ptr<const ChunkStorage> storage{};  ///< null: row-major, all checksummed
 };
 
+/// Values that are added to a tensor's elements as they are read: those of merged adapters.
+class Addend {
+ public:
+  virtual ~Addend() = default;
+  /// Adds those of elements [begin, begin + n), row-major, to `values`. Thread-safe.
+  virtual void add(std::int64_t begin, std::int64_t n, float* values) const = 0;
+  /// Checksum of all values.
+  virtual std::uint64_t checksum() const = 0;
+};
+
 struct TensorRecord {
   DType dtype = DType::F32;
   Shape shape;
   std::vector<Chunk> chunks;  ///< by box, then by first element; cover the tensor exactly once
+  std::shared_ptr<const Addend> addend{};  ///< null: elements are as stored; else computed in f32
+  std::int64_t addend_begin = 0;           ///< position of the first element in the addend
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
 };

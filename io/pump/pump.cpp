@@ -84,7 +84,8 @@ bool are_neighbours(const Slice& slice, const Slice& next) {
 }
 
 std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_t end) {
-  const auto& [dtype, shape, chunks] = *tensor.record;
+  const Shape& shape = tensor.record->shape;
+  const std::vector<Chunk>& chunks = tensor.record->chunks;
   std::vector<Slice> slices;
   std::int64_t covered = 0;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
@@ -127,6 +128,23 @@ std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, 
   return batches;
 }
 
+void convert_stored(const TensorRecord& record, std::int64_t begin, const char* stored, DType dtype,
+                    char* out, std::int64_t n) {
+  if (!record.addend) {
+    convert_elements(record.dtype, stored, dtype, out, n);
+    return;
+  }
+  constexpr std::int64_t kBlock = 4096;
+  const auto out_width = static_cast<std::int64_t>(dtype_size(dtype));
+  std::vector<float> values(static_cast<std::size_t>(std::min(n, kBlock)));
+  for (std::int64_t at = 0; at < n; at += kBlock) {
+    const std::int64_t count = std::min(n - at, kBlock);
+    convert_elements(record.dtype, stored + at * record.width(), DType::F32, values.data(), count);
+    record.addend->add(record.addend_begin + begin + at, count, values.data());
+    convert_elements(DType::F32, values.data(), dtype, out + at * out_width, count);
+  }
+}
+
 Pump::Lane::Lane(Pump& pump)
     : pump_(pump), scratch_(static_cast<std::size_t>(pump.options_.block) + 2 * kDirectAlignment) {}
 
@@ -165,15 +183,15 @@ void Pump::Lane::gather(PumpTensor& tensor, std::span<const std::int64_t> bounds
     ends.push_back(slices.size());
   }
   const auto is_plain = [&](const Slice& slice) {
-    return record.dtype == dtype && !slice.place().box && !slice.place().storage;
+    return record.dtype == dtype && !record.addend && !slice.place().box && !slice.place().storage;
   };
   const Sink convert = [&](const Slice& part, const char* data) {
     Chunk piece = part.place();
     piece.begin = part.from;
     piece.end = part.to;
     for_each_run(piece, record.shape, first, bounds.back(), [&](const ChunkRun& run) {
-      convert_elements(record.dtype, data + (run.in_chunk - part.from) * width, dtype,
-                       out + (run.in_tensor - first) * out_width, run.n);
+      convert_stored(record, run.in_tensor, data + (run.in_chunk - part.from) * width, dtype,
+                     out + (run.in_tensor - first) * out_width, run.n);
     });
   };
   std::vector<std::uint64_t> sums;

@@ -72,6 +72,11 @@ struct Slice {
   }
 };
 
+/// Converts stored elements [begin, begin + n) of a tensor to `dtype`, after adding its addend.
+/// @throws Unsupported if the dtypes do not convert
+void convert_stored(const TensorRecord& record, std::int64_t begin, const char* stored, DType dtype,
+                    char* out, std::int64_t n);
+
 /// Whether `next` begins in the file where `slice` ends.
 bool are_neighbours(const Slice& slice, const Slice& next);
 

@@ -116,7 +116,7 @@ class Read {
 
   static void hand_over(const ChunkRead& chunk_read, const Slice& slice, const char* data,
                         std::vector<char>& converted) {
-    const DType stored = slice.tensor->record->dtype;
+    const TensorRecord& record = *slice.tensor->record;
     const std::int64_t width = slice.tensor->record->width();
     auto segment =
         std::upper_bound(chunk_read.segments.begin(), chunk_read.segments.end(), slice.from,
@@ -129,13 +129,13 @@ class Read {
       const char* const values = data + (from - slice.from) * width;
       const auto part_width = static_cast<std::int64_t>(dtype_size(part.dtype));
       if (part.data) {
-        convert_elements(stored, values, part.dtype,
-                         static_cast<char*>(part.data) + (element - part.begin) * part_width, n);
-      } else if (part.dtype == stored) {
+        convert_stored(record, element, values, part.dtype,
+                       static_cast<char*>(part.data) + (element - part.begin) * part_width, n);
+      } else if (part.dtype == record.dtype && !record.addend) {
         part.sink(element, values, n);
       } else {
         converted.resize(static_cast<std::size_t>(n * part_width));
-        convert_elements(stored, values, part.dtype, converted.data(), n);
+        convert_stored(record, element, values, part.dtype, converted.data(), n);
         part.sink(element, converted.data(), n);
       }
     }

@@ -38,14 +38,20 @@ bool is_safetensors_directory(const fs::path& dir) {
   return is_there(dir / kSingle) || is_there(dir / kIndex);
 }
 
-std::unique_ptr<ShardedSource> open_safetensors_directory(const fs::path& dir) {
-  auto source = std::make_unique<ShardedSource>(dir, "Hugging Face model");
+std::unique_ptr<ShardedSource> open_safetensors_file(const fs::path& dir, const std::string& name,
+                                                     const std::string& kind) {
+  auto source = std::make_unique<ShardedSource>(dir, kind);
   std::unordered_set<std::string> added;
-  if (is_there(dir / kSingle)) {
-    add_file(*source, kSingle, 0, nullptr, added);
-    source->finish({kSingle}, {}, false);
-    return source;
-  }
+  add_file(*source, name, 0, nullptr, added);
+  source->finish({name}, {}, false);
+  return source;
+}
+
+std::unique_ptr<ShardedSource> open_safetensors_directory(const fs::path& dir) {
+  constexpr const char* kKind = "Hugging Face model";
+  if (is_there(dir / kSingle)) return open_safetensors_file(dir, kSingle, kKind);
+  auto source = std::make_unique<ShardedSource>(dir, kKind);
+  std::unordered_set<std::string> added;
   const fs::path index_path = dir / kIndex;
   const Json index = parse_json(read_file(index_path, kMaxJson), index_path.string());
   const JsonReader map = JsonReader(index, index_path.string()).at("weight_map");

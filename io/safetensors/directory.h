@@ -14,4 +14,8 @@ bool is_safetensors_directory(const fs::path& dir);
 ///         names; IoError
 std::unique_ptr<ShardedSource> open_safetensors_directory(const fs::path& dir);
 
+/// Opens one safetensors file of a directory. @param kind  see ShardedSource
+std::unique_ptr<ShardedSource> open_safetensors_file(const fs::path& dir, const std::string& name,
+                                                     const std::string& kind);
+
 }  // namespace tessera::io

@@ -58,7 +58,8 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
 // Tensors in the order in which the model registers them; empty for an unknown architecture.
 std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   try {
-    return train::tensors_of(*models::make_model(models::parse_arch(index.model_config, "model")));
+    const models::Arch arch = models::parse_arch(index.model_config, "model");
+    return train::tensors_of(*models::make_model(arch), arch.lora.has_value());
   } catch (const Error&) {
     return {};
   }

@@ -63,8 +63,17 @@ struct Config {
     double clip_norm = 1.0;  ///< 0: no clipping
     std::int64_t warmup_steps = 100;
     std::string schedule = "cosine";
-    double min_lr = 1e-4;  ///< a tenth of lr unless given
+    double min_lr = 1e-4;               ///< a tenth of lr unless given
+    std::vector<std::string> freeze;    ///< name patterns
+    std::vector<std::string> lr_scale;  ///< "PATTERN=FACTOR"
   } optim;
+  struct Lora {
+    std::int64_t rank = 0;  ///< 0: off
+    double alpha = 0;       ///< 0: twice the rank
+    double dropout = 0;
+    std::vector<std::string> targets;  ///< see io::lora_layers(); empty: all-linear
+    std::string init_from;
+  } lora;
   struct Shard {
     std::string mode = "full";
     std::int64_t group = 0;       ///< ranks per shard group of mode hybrid; 0: the ranks of a host

@@ -106,6 +106,20 @@ std::vector<Field> make_fields() {
       number(KEY(optim.min_lr), 0, 1e3,
              "learning rate at the end of the schedule; a tenth of lr unless given"),
 
+      text(KEY(optim.freeze), "patterns such as 'embed.*': these weights are not trained"),
+      text(KEY(optim.lr_scale),
+           "PATTERN=FACTOR such as 'layers.0.*=0.1': factor of the learning rate of these weights; "
+           "the last pattern that matches counts"),
+
+      number(KEY(lora.rank), 0, 1 << 20,
+             "rank of LoRA adapters of model.init_from, whose weights are frozen; 0: no adapters"),
+      number(KEY(lora.alpha), 0, 1e9, "adapters count alpha / rank; 0: twice the rank"),
+      number(KEY(lora.dropout), 0, 0.99, "dropout probability of the adapters' inputs"),
+      text(KEY(lora.targets),
+           "adapted layers by their Hugging Face names such as q_proj, patterns of whole names, or "
+           "all-linear, which is the default"),
+      text(KEY(lora.init_from), "start from the adapters of a run, or of a directory of PEFT"),
+
       text(KEY(shard.mode),
            "full: parameters, gradients, optimizer state; gradients: the last two; optimizer: the "
            "last; hybrid: full within groups of ranks",

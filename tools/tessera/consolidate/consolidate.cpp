@@ -31,7 +31,7 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string config;
+  std::string config, base;
   std::vector<std::string> strip{"auto"};
   bool buffered = false, json = false, dry_run = false;
 };
@@ -105,6 +105,7 @@ int run(const Options& options) {
   consolidate.direct_io = !options.buffered;
   consolidate.names = name_rules(options.strip);
   if (!options.config.empty()) consolidate.config_file = options.config;
+  consolidate.base = options.base;
   if (options.dry_run) {
     const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
     fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
@@ -148,8 +149,9 @@ Command add_consolidate(CLI::App& parent) {
       "Ctrl-C or a kill leaves OUT.tmp; the same command then continues at the first unfinished "
       "file.");
   app->add_option("CHECKPOINT", options->source,
-                  "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, or "
-                  "a PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning)")
+                  "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
+                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), or adapters in "
+                  "PEFT's format")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format,
@@ -172,6 +174,11 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
                 "Use the page cache: slower, but the output stays cached for the next reader");
+  app->add_flag("--merge-lora", consolidate.merge_lora,
+                "Of LoRA adapters (a run, or PEFT's format): write the weights of their base with "
+                "them; without it, a run's adapters are written in PEFT's format");
+  app->add_option("--base", options->base,
+                  "Model of the adapters' base, if it is not where they say");
   app->add_option("--config", options->config,
                   "config.json of the model (any family), for shards without one; the "
                   "tokenizer and generation_config.json in the same directory are copied if the "

@@ -23,6 +23,7 @@ struct LoadedModel {
 
 struct LoadOptions {
   std::string step = "latest";  ///< of a run; see parse_step
+  std::string base;             ///< MODEL of the frozen weights of LoRA adapters
   std::string dtype = "f32";    ///< f32 or bf16
   std::string device = "auto";  ///< see open_device
   int threads = 0;              ///< 0: OMP_NUM_THREADS or the number of processors

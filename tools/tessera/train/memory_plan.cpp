@@ -59,7 +59,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
       return sum;
     };
 
-    const auto model = models::make_model(model_config);
+    const auto model = make_model(config, model_config);
     model->set_recompute(nn::parse_recompute(config.train.recompute));
     comm::ShardedModel sharded(*model, mesh, shard_spec_of(config), context);
     const auto optimizer = make_optimizer(config);
@@ -75,7 +75,8 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
                                        "checkpoint");
     };
     const auto saved = [&] {
-      return train::make_save_request(sharded, config.checkpoint.what == "all");
+      return train::make_save_request(sharded, config.checkpoint.what == "all",
+                                      model_config.lora.has_value());
     };
     const bool beside = saves_beside_training(config, options.first_step);
     if (beside) staging = stage(io::AsyncSaver::staging_bytes(saved()));

@@ -72,7 +72,7 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
       json_(json),
       communicator_(*group.communicator),
       context_(context),
-      model_(models::make_model(setup_.model)),
+      model_(make_model(config_, setup_.model)),
       plan_(plan),
       mesh_(communicator_, shard_group_size(config_, world_size_, environment.local_world_size)),
       sharded_(*model_, mesh_, shard_spec_of(config_), context_),
@@ -117,6 +117,10 @@ std::string Rank::load() {
   const auto seed = static_cast<std::uint64_t>(config_.train.seed);
   if (setup_.resume) {
     if (std::string why = resume(threads); !why.empty()) return why;
+  } else if (setup_.adapters) {
+    log_loading(setup_.adapters->path(),
+                train::load_weights(sharded_, *setup_.adapters, setup_.load, threads, seed,
+                                    setup_.init_from.get()));
   } else if (setup_.init_from) {
     log_loading(setup_.init_from->path(),
                 train::load_weights(sharded_, *setup_.init_from, setup_.load, threads, seed));
@@ -130,10 +134,10 @@ std::string Rank::load() {
 std::string Rank::resume(int threads) {
   std::string problem;
   try {
-    log_loading(
-        setup_.resume->path(),
-        train::load_training_state(sharded_, *optimizer_, *setup_.resume, setup_.load, threads,
-                                   static_cast<std::uint64_t>(config_.train.seed)));
+    log_loading(setup_.resume->path(),
+                train::load_training_state(sharded_, *optimizer_, *setup_.resume, setup_.load,
+                                           threads, static_cast<std::uint64_t>(config_.train.seed),
+                                           setup_.init_from.get()));
   } catch (const CorruptCheckpoint& error) {
     problem = error.what();
   } catch (const IoError& error) {
@@ -246,6 +250,7 @@ void Rank::prepare_saves() {
       .world_size = world_size_,
       .model = models::to_json(setup_.model),
       .with_optimizer = config.what == "all",
+      .trainable_only = setup_.model.lora.has_value(),
       .in_background = saves_beside_training(config_, state_.step),
       .stop_on_error = config.on_error == "stop",
       .retention = {static_cast<int>(config.keep), config.keep_every,
@@ -392,6 +397,7 @@ int Rank::run(StopSignal& stop) {
   // Close the files of the loaded model.
   setup_.resume.reset();
   setup_.init_from.reset();
+  setup_.adapters.reset();
   log_.write(fmt::format("start at step {}", state_.step));
   const auto started = Clock::now();
   int signal = 0;

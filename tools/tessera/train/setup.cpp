@@ -3,10 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/optim/adamw.h"
+#include "io/checkpoint/find.h"
+#include "io/hf/lora.h"
+#include "io/source/names.h"
 #include "kernels/attention.h"
 #include "models/presets.h"
 
@@ -94,6 +98,106 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
   return notes;
 }
 
+// LoRA's settings of a checkpoint, for keys that are not given.
+void adopt_lora(Config& config, const models::Arch& stored, const std::string& source) {
+  Config::Lora& lora = config.lora;
+  require(stored.lora || lora.rank == 0,
+          "lora.rank is {}, but {} trained whole weights; adapt them in another run, with "
+          "--model.init_from {}",
+          lora.rank, source, source);
+  if (!stored.lora) return;
+  const models::Lora& theirs = *stored.lora;
+  const auto adopt = [&](const char* key, auto& value, const auto& stored_value) {
+    require(!config.given.contains(key) || value == stored_value,
+            "{} differs from that of the adapters in {}; leave it out, or start another run", key,
+            source);
+    value = stored_value;
+  };
+  if (lora.targets.empty() && config.given.contains("lora.targets"))
+    config.given.erase("lora.targets");
+  adopt("lora.rank", lora.rank, theirs.rank);
+  adopt("lora.alpha", lora.alpha, theirs.alpha);
+  adopt("lora.targets", lora.targets, theirs.targets);
+  if (!config.given.contains("lora.dropout")) lora.dropout = theirs.dropout;
+}
+
+std::unique_ptr<io::ModelSource> open_lora_base(const std::string& path,
+                                                const std::filesystem::path& of) {
+  std::error_code error;
+  require(std::filesystem::is_directory(path, error),
+          "{} holds LoRA adapters of the model '{}', which is no directory here; name its "
+          "directory with --model.init_from",
+          of.string(), path);
+  return io::open_model(path, {}, io::LoadPolicy::Partial);
+}
+
+// The adapters of lora.init_from, whose settings the keys that are not given get; null without it.
+std::unique_ptr<io::TensorSource> open_adapters(Config& config, const io::Json& model) {
+  const std::string& path = config.lora.init_from;
+  if (path.empty()) return nullptr;
+  models::Arch theirs;
+  std::unique_ptr<io::TensorSource> source;
+  if (io::is_peft(path)) {
+    io::PeftAdapter adapter = io::open_peft(path, model);
+    require<Unsupported>(
+        adapter.rank > 0,
+        "{}: the layers have different ranks or alphas; tessera trains one of each", path);
+    theirs.lora =
+        models::Lora{.rank = adapter.rank, .alpha = adapter.alpha, .targets = adapter.targets};
+    source = std::move(adapter.source);
+  } else {
+    const auto reader = io::open_checkpoint(path);
+    theirs = models::parse_arch(reader.index().model_config, reader.path().string());
+    require(theirs.lora.has_value(), "{} holds no LoRA adapters; omit lora.init_from",
+            reader.path().string());
+    source = io::open_checkpoint_model(reader);
+  }
+  if (config.lora.rank == 0) config.given.erase("lora.rank");
+  adopt_lora(config, theirs, path);
+  return source;
+}
+
+// A path at which an opened model stays: of a run, that of its checkpoint.
+std::string lasting_path(const io::ModelSource& source, const Config& config) {
+  const io::CheckpointReader* const checkpoint = source.checkpoint();
+  const std::filesystem::path path =
+      checkpoint != nullptr ? checkpoint->path() : std::filesystem::path(config.model.init_from);
+  return std::filesystem::absolute(path).lexically_normal().string();
+}
+
+// Chooses what is loaded from where.
+void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) {
+  const auto model = make_model(config, setup.model);
+  auto tensors = train::tensors_of(*model);
+  const auto trainable = train::tensors_of(*model, true);
+  std::vector<io::TensorInfo> frozen;
+  if (setup.model.lora) {
+    frozen = tensors;
+    std::erase_if(frozen, [&](const io::TensorInfo& tensor) {
+      return std::ranges::find(trainable, tensor.name, &io::TensorInfo::name) != trainable.end();
+    });
+    tensors = trainable;
+  }
+  train::LoadPlan weights;
+  if (setup.init_from)
+    weights = train::plan_weights(*setup.init_from, setup.model.lora ? frozen : tensors, policy,
+                                  config.checkpoint.load_tensors);
+  auto& from_base = weights.tensors[io::kModelSection];
+  if (setup.resume) {
+    setup.load = train::plan_resume(*setup.resume, tensors, trainable,
+                                    make_optimizer(config)->state_names(), policy);
+    setup.load.base = std::move(from_base);
+  } else if (setup.adapters) {
+    setup.load.notes = std::move(weights.notes);
+    setup.load.base = std::move(from_base);
+    io::match_tensors(tensors, setup.adapters->tensors(), setup.adapters->path().string());
+    for (const io::TensorInfo& tensor : tensors)
+      setup.load.tensors[io::kModelSection].insert(tensor.name);
+  } else if (setup.init_from) {
+    setup.load = std::move(weights);
+  }
+}
+
 }  // namespace
 
 io::TokenizerPtr model_tokenizer(const io::ModelSource& source, std::string& gap) {
@@ -140,13 +244,22 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
           setup.resume->source(io::kModelSection).tensors(), any_fit);
     setup.state = train::read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
+    if (stored->lora) {
+      if (config.model.init_from.empty()) config.model.init_from = stored->lora->base;
+      setup.init_from = open_lora_base(config.model.init_from, *resume);
+    }
+    adopt_lora(config, *stored, resume->string());
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
     // Unselected tensors may have other shapes.
     adopt(setup.init_from->config().dump(), setup.init_from->path().string(),
           setup.init_from->tensors(), any_fit || !chosen.empty());
     tokenizer = model_tokenizer(*setup.init_from, no_tokenizer);
+    setup.adapters = open_adapters(config, setup.init_from->config());
   } else {
+    require(config.lora.rank == 0 && config.lora.init_from.empty(),
+            "lora.rank is {}, but there is no model to adapt; name one with --model.init_from",
+            config.lora.rank);
     stored = adopt_known(config);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
@@ -198,12 +311,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   setup.model = model_of(config, stored);
   if (positions > 0) setup.model.seq_len = positions;
+  if (setup.model.lora) setup.model.lora->base = lasting_path(*setup.init_from, config);
   setup.model.validate();
-  const auto tensors = train::tensors_of(*models::make_model(setup.model));
-  if (setup.resume)
-    setup.load = train::plan_resume(*setup.resume, tensors, tensors,
-                                    make_optimizer(config)->state_names(), policy);
-  if (setup.init_from) setup.load = train::plan_weights(*setup.init_from, tensors, policy, chosen);
+  plan_loading(setup, config, policy);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
     const auto before = nlohmann::json::parse(setup.state.config);
@@ -265,6 +375,42 @@ models::Arch model_of(const Config& config, const std::optional<models::Arch>& s
   if (config.given.contains("model.layer_norm_eps"))
     model.norm_eps = model.qk_norm.norm.eps = c.layer_norm_eps;
   model.dropout = static_cast<float>(c.dropout);
+  const Config::Lora& lora = config.lora;
+  if (lora.rank > 0) {
+    model.lora =
+        models::Lora{.rank = lora.rank,
+                     .alpha = lora.alpha > 0 ? lora.alpha : 2.0 * static_cast<double>(lora.rank),
+                     .dropout = lora.dropout,
+                     .base = c.init_from};
+    if (!lora.targets.empty()) model.lora->targets = lora.targets;
+  }
+  return model;
+}
+
+std::unique_ptr<models::LanguageModel> make_model(const Config& config, const models::Arch& arch) {
+  auto model = models::make_model(arch);
+  std::vector<std::string> names;
+  for (const Parameter* p : model->parameters()) names.push_back(p->name);
+  if (!config.optim.freeze.empty()) {
+    io::check_patterns(config.optim.freeze, names, "optim.freeze", "the model");
+    for (Parameter* p : model->parameters())
+      if (io::is_chosen(config.optim.freeze, p->name)) p->tensor.set_requires_grad(false);
+    require(model->is_trainable(), "optim.freeze leaves no weight to train");
+  }
+  for (const std::string& rule : config.optim.lr_scale) {
+    const auto equals = rule.rfind('=');
+    float factor = 0;
+    const char* const end = rule.data() + rule.size();
+    const auto [stop, error] =
+        std::from_chars(rule.data() + std::min(equals, rule.size() - 1) + 1, end, factor);
+    require(equals != rule.npos && equals > 0 && error == std::errc() && stop == end &&
+                factor >= 0 && factor <= 1e6F,
+            "optim.lr_scale must be PATTERN=FACTOR, with a factor from 0, got '{}'", rule);
+    const std::vector<std::string> pattern{rule.substr(0, equals)};
+    io::check_patterns(pattern, names, "optim.lr_scale", "the model");
+    for (Parameter* p : model->parameters())
+      if (io::is_chosen(pattern, p->name)) p->lr_scale = factor;
+  }
   return model;
 }
 
@@ -277,6 +423,7 @@ comm::ShardSpec shard_spec_of(const Config& config) {
   spec.gather_ahead = static_cast<int>(config.shard.gather_ahead);
   spec.compute = dtype(config.train.precision == "fp32");
   spec.master = dtype(config.train.precision != "bf16-true");
+  if (config.lora.rank > 0) spec.frozen = spec.compute;  // not saved, so not needed in float32
   spec.gradient = dtype(config.shard.gradient_dtype == "f32");
   spec.reduction = dtype(config.shard.reduce_dtype == "f32");
   spec.offload = config.shard.offload == "optimizer";

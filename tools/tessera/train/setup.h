@@ -30,11 +30,12 @@ struct RunSetup {
   std::unique_ptr<io::Sampler> val;  ///< null: no validation data
 
   std::optional<io::CheckpointReader> resume;  ///< checkpoint to resume from
-  std::unique_ptr<io::ModelSource>
-      init_from;                   ///< initial weights; if both are empty: random weights
-  train::TrainerState state;       ///< zeros for a new run
-  train::LoadPlan load;            ///< tensors to load
-  std::vector<std::string> notes;  ///< shown before the first step
+  /// Initial weights, with LoRA of the frozen ones; if both are empty: random weights
+  std::unique_ptr<io::ModelSource> init_from;
+  std::unique_ptr<io::TensorSource> adapters;  ///< initial LoRA adapters; null: new ones
+  train::TrainerState state;                   ///< zeros for a new run
+  train::LoadPlan load;                        ///< tensors to load
+  std::vector<std::string> notes;              ///< shown before the first step
 };
 
 /// Number of tokens of train.sample_prompt.
@@ -70,6 +71,9 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config);
 /// without both.
 std::optional<models::Arch> adopt_known(Config& config);
 models::Arch model_of(const Config& config, const std::optional<models::Arch>& stored = {});
+/// The model without memory, with frozen weights and learning rates as the configuration says.
+/// @throws InvalidArgument if a pattern matches no weight
+std::unique_ptr<models::LanguageModel> make_model(const Config& config, const models::Arch& arch);
 
 /// @param cpu_flag  flag that selects the CPU, for the message: "--device cpu"
 /// @throws Unsupported if head_dim exceeds the limit of the GPU kernels
