@@ -13,86 +13,17 @@
 #include "io/base/file.h"
 #include "io/hf/family.h"
 #include "io/hf/model_source.h"
-#include "io/safetensors/writer.h"
 #include "models/decoder.h"
+#include "tests/models/golden_models.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/paths.h"
 #include "tests/support/temp_dir.h"
 
 using namespace tessera;
 using io::Json;
+using test::Case;
 
 namespace {
-
-// Uniform numbers in [-1, 1); see numbers() of make_families.py.
-class Numbers {
- public:
-  explicit Numbers(std::string_view key) : base_(hash(key)) {}
-  double at(std::int64_t index) const {
-    std::uint64_t x = base_ + (static_cast<std::uint64_t>(index) + 1) * 0x9E3779B97F4A7C15U;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-    x ^= x >> 31;
-    return static_cast<double>(x >> 40) / 8388608.0 - 1.0;
-  }
-
- private:
-  static std::uint64_t hash(std::string_view text) {
-    std::uint64_t value = 0xCBF29CE484222325U;
-    for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001B3U;
-    return value;
-  }
-  std::uint64_t base_;
-};
-
-std::vector<float> weight(const std::string& name, const Shape& shape) {
-  const Numbers numbers(name);
-  const bool is_vector = shape.size() == 1;
-  const bool is_norm = is_vector && name.ends_with("norm.weight");
-  std::vector<float> values(static_cast<std::size_t>(numel(shape)));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double u = numbers.at(static_cast<std::int64_t>(i));
-    values[i] = static_cast<float>(is_norm ? 1.0 + 0.25 * u : is_vector ? 0.25 * u : 0.35 * u);
-  }
-  return values;
-}
-
-struct Case {
-  Json json;
-  std::string label;
-  Json config;  // tessera's "model" section
-  std::vector<io::HfTensor> tensors;
-
-  explicit Case(const Json& c) : json(c), label(c.at("label")) {
-    const io::HfFamily* const family = io::hf_family_of(c.at("config"));
-    REQUIRE(family != nullptr);
-    config = family->config_from_hf(c.at("config"), "config.json");
-    tensors = family->tensors(config);
-  }
-  Tensor ids(const std::shared_ptr<Context>& context, const char* key) const {
-    std::vector<std::int32_t> flat;
-    for (const auto& row : json.at(key))
-      for (const std::int32_t id : row) flat.push_back(id);
-    const auto rows = std::ssize(json.at(key));
-    return Tensor::from<std::int32_t>(context, {rows, std::ssize(flat) / rows}, flat);
-  }
-};
-
-// Writes a Hugging Face directory.
-void write_model(const Case& c, const test::TempDir& dir) {
-  std::vector<io::SafetensorsSpec> specs;
-  for (const io::HfTensor& tensor : c.tensors)
-    for (const io::HfTensor::Part& part : tensor.parts)
-      specs.push_back({part.name, DType::F32, tensor.shape_of(part)});
-  const io::SafetensorsPlan plan = io::plan_safetensors(specs);
-  std::string bytes = plan.preamble;
-  for (const std::size_t i : plan.order) {
-    const std::vector<float> values = weight(specs[i].name, specs[i].shape);
-    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-  }
-  dir.write("model.safetensors", bytes);
-  dir.write("config.json", c.json.at("config").dump());
-}
 
 struct Loaded {
   std::unique_ptr<models::LanguageModel> model;
@@ -128,12 +59,7 @@ std::vector<double> values_of(const Tensor& tensor) {
 void check_gradients(const Case& c, const models::LanguageModel& model) {
   std::map<std::string, const Parameter*> by_name;
   for (const Parameter* p : model.parameters()) by_name[p->name] = p;
-  const double total = [&] {
-    double squares = 0;
-    for (const auto& [name, expected] : c.json.at("gradients").items())
-      squares += expected[0].get<double>() * expected[0].get<double>();
-    return std::sqrt(squares);
-  }();
+  const double total = test::norm_of(c.json.at("gradients"));
   for (const io::HfTensor& tensor : c.tensors) {
     const std::vector<double> gradient =
         by_name.at(tensor.info.name)->tensor.grad().to_vector<double>();
@@ -141,18 +67,11 @@ void check_gradients(const Case& c, const models::LanguageModel& model) {
     for (const io::HfTensor::Part& part : tensor.parts) {
       CAPTURE(part.name);
       const Json& expected = c.json.at("gradients").at(part.name);
-      const Numbers a("a " + part.name), b("b " + part.name);
       const std::int64_t count = numel(tensor.shape_of(part));
-      double squares = 0, with_a = 0, with_b = 0;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const double g = gradient[at++];
-        squares += g * g;
-        with_a += g * a.at(i);
-        with_b += g * b.at(i);
-      }
-      CHECK(std::abs(std::sqrt(squares) - expected[0].get<double>()) < 1e-5 * total);
-      CHECK(std::abs(with_a - expected[1].get<double>()) < 1e-5 * total);
-      CHECK(std::abs(with_b - expected[2].get<double>()) < 1e-5 * total);
+      test::check_gradient(part.name,
+                           std::span(gradient).subspan(at, static_cast<std::size_t>(count)),
+                           expected, total);
+      at += static_cast<std::size_t>(count);
     }
   }
 }
@@ -177,9 +96,7 @@ void check_greedy(const Case& c, models::LanguageModel& model,
 
 // Two ranks with a row each: the sum of their losses, and the norm of the whole gradient.
 void check_sharded(const Case& c, const std::shared_ptr<const io::ModelSource>& source) {
-  double norm = 0;
-  for (const auto& [name, expected] : c.json.at("gradients").items())
-    norm += expected[0].get<double>() * expected[0].get<double>();
+  const double total = test::norm_of(c.json.at("gradients")), norm = total * total;
   auto group = std::make_shared<comm::ThreadGroup>(2);
   test::on_threads(2, [&](int rank) {
     const auto context = Context::create();
@@ -207,7 +124,7 @@ void check_sharded(const Case& c, const std::shared_ptr<const io::ModelSource>& 
 
 void check(const Case& c) {
   const test::TempDir dir;
-  write_model(c, dir);
+  test::write_model(c, dir);
   const std::shared_ptr<const io::ModelSource> source = io::open_model(dir.path());
   const Loaded loaded = load(source);
   models::LanguageModel& model = *loaded.model;
