@@ -36,8 +36,9 @@ class Draw {
 };
 
 // A training run of a few steps, with an evaluation, a save and perhaps a sample in between.
+// @param base  a model to adapt
 Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const std::string& run,
-                     int& world) {
+                     const std::string& base, int& world) {
   const int some = on_fibers ? 2 : 3;  // fibers are slow
   world = draw.number(1, some + 1);
   const int heads = draw.number(1, some), micro = draw.number(1, some), passes = draw.number(1, 4);
@@ -59,11 +60,24 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add_number("train.threads", draw.number(1, 3));
   add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
   add("train.recompute", draw.one_of({"none", "mlp", "block", "every 2"}));
-  add_number("model.n_layer", draw.number(1, some + 1));
-  add_number("model.n_head", heads);
-  add_number("model.n_embd", heads * 4 * draw.number(1, 6));
-  add_number("model.vocab_size", draw.number(256, on_fibers ? 600 : 3000));
-  add_number("model.seq_len", draw.number(2, 70));
+  const int start = draw.number(0, 5);
+  if (start < 2) {
+    add("model.init_from", base);
+    add_number("model.seq_len", draw.number(2, 32));
+  } else {
+    add_number("model.n_layer", draw.number(1, some + 1));
+    add_number("model.n_head", heads);
+    add_number("model.n_embd", heads * 4 * draw.number(1, 6));
+    add_number("model.vocab_size", draw.number(256, on_fibers ? 600 : 3000));
+    add_number("model.seq_len", draw.number(2, 70));
+  }
+  if (start == 0) {
+    add_number("lora.rank", draw.number(1, 9));
+    add("lora.dropout", draw.one_of({"0", "0.1"}));
+    add("lora.targets", draw.one_of({"all-linear", "c_attn", "mlp.c_proj"}));
+  }
+  if (start > 0 && draw.number(0, 2) == 0)
+    add("optim.freeze", draw.one_of({"h.0.*", "wte.weight", "h.*.weight"}));
   add("model.dropout", draw.one_of({"0", "0.1"}));
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
   if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);
@@ -89,10 +103,12 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
 // Runs `runs` configurations, and compares planned and measured memory of every rank.
 void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
   Draw draw(number_of("TESSERA_CAMPAIGN_SEED", 0));
+  const std::string base = fixture.dir.file("base");
+  run_to(0, joined(small_run(fixture.text, base, 1, 1), {"--checkpoint.every=1"}));
   for (std::uint64_t i = 0; i < runs; ++i) {
     const std::string run = fixture.dir.file("run");
     int world = 1;
-    const Arguments words = random_run(draw, on_fibers, fixture.text, run, world);
+    const Arguments words = random_run(draw, on_fibers, fixture.text, run, base, world);
     std::string line;
     for (const std::string& word : words) line += word + " ";
     CAPTURE(line);

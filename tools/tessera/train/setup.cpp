@@ -107,14 +107,13 @@ void adopt_lora(Config& config, const models::Arch& stored, const std::string& s
           lora.rank, source, source);
   if (!stored.lora) return;
   const models::Lora& theirs = *stored.lora;
-  const auto adopt = [&](const char* key, auto& value, const auto& stored_value) {
-    require(!config.given.contains(key) || value == stored_value,
+  // Zero and an empty list stand for a default, also if they are given.
+  const auto adopt = [&]<typename T>(const char* key, T& value, const T& stored_value) {
+    require(!config.given.contains(key) || value == T() || value == stored_value,
             "{} differs from that of the adapters in {}; leave it out, or start another run", key,
             source);
     value = stored_value;
   };
-  if (lora.targets.empty() && config.given.contains("lora.targets"))
-    config.given.erase("lora.targets");
   adopt("lora.rank", lora.rank, theirs.rank);
   adopt("lora.alpha", lora.alpha, theirs.alpha);
   adopt("lora.targets", lora.targets, theirs.targets);
@@ -152,7 +151,6 @@ std::unique_ptr<io::TensorSource> open_adapters(Config& config, const io::Json& 
             reader.path().string());
     source = io::open_checkpoint_model(reader);
   }
-  if (config.lora.rank == 0) config.given.erase("lora.rank");
   adopt_lora(config, theirs, path);
   return source;
 }
@@ -160,8 +158,10 @@ std::unique_ptr<io::TensorSource> open_adapters(Config& config, const io::Json& 
 // A path at which an opened model stays: of a run, that of its checkpoint.
 std::string lasting_path(const io::ModelSource& source, const Config& config) {
   const io::CheckpointReader* const checkpoint = source.checkpoint();
-  const std::filesystem::path path =
-      checkpoint != nullptr ? checkpoint->path() : std::filesystem::path(config.model.init_from);
+  const std::string& given = config.model.init_from;
+  const std::filesystem::path path = checkpoint != nullptr && !io::is_peft(given)
+                                         ? checkpoint->path()
+                                         : std::filesystem::path(given);
   return std::filesystem::absolute(path).lexically_normal().string();
 }
 
@@ -245,7 +245,11 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     setup.state = train::read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
     if (stored->lora) {
-      if (config.model.init_from.empty()) config.model.init_from = stored->lora->base;
+      // A run that is given again may have newer checkpoints than the one that was adapted.
+      std::error_code error;
+      const std::string& base = stored->lora->base;
+      if (config.model.init_from.empty() || std::filesystem::is_directory(base, error))
+        config.model.init_from = base;
       setup.init_from = open_lora_base(config.model.init_from, *resume);
     }
     adopt_lora(config, *stored, resume->string());
