@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Peak memory of PyTorch FSDP2 for the shapes of plan_shapes.cpp, on a machine without a GPU.
+"""Peak memory of PyTorch FSDP2 for three of tessera's presets, on a machine without a GPU.
 
-  plan_torch.py [--model llama-8b gemma-2b] [--seq 2048 4096 8192] [--recompute none block] [--ranks 8]
-                [--units blocks torchtitan]
+  plan_torch.py [--model llama-8b gemma-2b mistral-7b] [--seq 2048 4096 8192] [--recompute none block] [--ranks 8]
+                [--units blocks torchtitan] [--lora RANK]
 
 Runs training steps of rank 0 on fake tensors (no memory, no arithmetic) over a fake process group, the second under
 torch.distributed._tools.fsdp2_mem_tracker.FSDPMemTracker, which follows every storage. Needs PyTorch alone. The update
@@ -11,7 +11,8 @@ is not measured: a fused one allocates nothing beside parameters, gradients and 
 The setting: fully_shard with MixedPrecisionPolicy(bf16 parameters, f32 reduction), float32 AdamW, micro-batch 1, logits of the whole sequence widened to f32 for F.cross_entropy, as torchtitan does
 (torchtitan/components/loss.py). --units blocks: one FSDP unit per block and the root, as PyTorch's FSDP2 tutorial;
 torchtitan: embedding, and norm with head, are units of their own (torchtitan/models/llama3/infra/parallelize.py).
-recompute block: non-reentrant activation checkpointing of every block.
+recompute block: non-reentrant activation checkpointing of every block. --lora: frozen weights in bf16, and float32
+adapters of that rank on all linear layers of blocks, computed as in PEFT.
 
 Fake tensors live on "cpu", whose eager operations save more than CUDA's in two places, so both are replaced by what
 CUDA keeps: RMS norm saves its input and one float32 per row (aten::_fused_rms_norm), attention is the flash kernel,
@@ -47,9 +48,10 @@ class Shape:
 
 
 SHAPES = {
-    # meta-llama/Meta-Llama-3-8B and google/gemma-2b, config.json
+    # config.json of meta-llama/Meta-Llama-3-8B, google/gemma-2b, mistralai/Mistral-7B-v0.1
     "llama-8b": Shape(32, 4096, 32, 8, 128, 14336, 128256, False),
     "gemma-2b": Shape(18, 2048, 8, 1, 256, 16384, 256000, True),
+    "mistral-7b": Shape(32, 4096, 32, 8, 128, 14336, 32000, False),
 }
 
 
@@ -142,11 +144,34 @@ class Net(nn.Module):
         return self.head(self.norm(x))
 
 
-def measure(shape, seq, recompute, units, ranks):
+class Lora(nn.Module):
+    def __init__(self, base, rank):
+        super().__init__()
+        self.base = base
+        self.a = nn.Linear(base.in_features, rank, bias=False)
+        self.b = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x)) * 2.0
+
+
+def add_lora(model, rank):
+    model.requires_grad_(False)
+    for block in model.blocks:
+        for name, layer in list(block.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(block, name, Lora(layer, rank))
+
+
+def measure(shape, seq, recompute, units, ranks, lora=0):
     """Peak bytes of rank 0 by kind of tensor; "Total" is their sum."""
     mesh = init_device_mesh("cpu", (ranks,))
     with FakeTensorMode():
+        torch.set_default_dtype(torch.bfloat16 if lora else torch.float32)
         model = Net(shape, seq)
+        torch.set_default_dtype(torch.float32)
+        if lora:
+            add_lora(model, lora)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         if recompute == "block":
             for i, block in enumerate(model.blocks):
@@ -159,7 +184,7 @@ def measure(shape, seq, recompute, units, ranks):
         if units == "torchtitan" and not shape.tied:
             fully_shard([model.norm, model.head], mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=policy)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
         tokens = torch.randint(0, shape.vocab, (1, seq))
         targets = torch.randint(0, shape.vocab, (1, seq))
 
@@ -185,15 +210,16 @@ def main():
     parser.add_argument("--recompute", nargs="+", default=["none", "block"], choices=["none", "block"])
     parser.add_argument("--units", nargs="+", default=["blocks"], choices=["blocks", "torchtitan"])
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--lora", type=int, default=0)
     options = parser.parse_args()
     dist.init_process_group("fake", rank=0, world_size=options.ranks, store=FakeStore())
     for model in options.model:
         for seq in options.seq:
             for recompute in options.recompute:
                 for units in options.units:
-                    kinds = measure(SHAPES[model], seq, recompute, units, options.ranks)
+                    kinds = measure(SHAPES[model], seq, recompute, units, options.ranks, options.lora)
                     print(json.dumps({"torch": torch.__version__, "model": model, "seq": seq, "recompute": recompute,
-                                      "units": units, "peak_bytes": kinds["Total"], "by_kind": kinds}), flush=True)
+                                      "lora": options.lora, "units": units, "peak_bytes": kinds["Total"], "by_kind": kinds}), flush=True)
     dist.destroy_process_group()
 
 
