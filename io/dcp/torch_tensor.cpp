@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <optional>
 
 #include "core/base/error.h"
 #include "io/pickle/pickle.h"
@@ -13,7 +14,8 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;  // of one tensor
+constexpr std::int64_t kMaxDict = std::int64_t{256} << 20;
 
 constexpr PickleGlobal kRebuildV2{"torch._utils", "_rebuild_tensor_v2"};
 constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
@@ -86,6 +88,114 @@ void check_no_math_bits(const PickleValue& args, std::size_t i, const std::strin
                        where);
 }
 
+// A torch.save archive: a zip file of a pickle and the storages that it names.
+class TorchArchive {
+ public:
+  TorchArchive(const ByteRange& archive, std::int64_t max_pickle)
+      : archive_(archive), where_(archive.name()), directory_(archive) {
+    // All entries are in one folder, named like the file that torch.save wrote.
+    constexpr std::string_view kPickle = "/data.pkl";
+    const auto pickle_entry = std::find_if(
+        directory_.entries().begin(), directory_.entries().end(), [&](const ZipEntry& entry) {
+          return entry.name.ends_with(kPickle) &&
+                 entry.name.find('/') == entry.name.size() - kPickle.size();
+        });
+    if (pickle_entry == directory_.entries().end()) {
+      // Throws if a name is damaged in the directory, because the local header has a copy of it.
+      for (const ZipEntry& entry : directory_.entries()) zip_data_begin(archive, entry);
+      throw Unsupported("{} is not a torch.save archive: it has no data.pkl", where_);
+    }
+    folder_ = pickle_entry->name.substr(0, pickle_entry->name.size() - kPickle.size() + 1);
+    if (const ZipEntry* order = directory_.find(folder_ + "byteorder")) {
+      const std::string text = read_zip_entry(archive, *order, 16);
+      require<Unsupported>(text == "little",
+                           "{}: byteorder is \"{}\"; tessera reads little-endian data", where_,
+                           text);
+    }
+    pickle_.emplace(read_zip_entry(archive, *pickle_entry, max_pickle), kTensorGlobals,
+                    where_ + ", data.pkl");
+  }
+
+  const PickleValue& root() const { return pickle_->root(); }
+  /// @param name  of the value, for messages; empty: the root
+  TorchTensor tensor(const PickleValue& value, const std::string& name) const {
+    const std::string where = name.empty() ? where_ : fmt::format("{}, {}", where_, name);
+    const PickleValue* root = &value;
+    if (root->is_object(kRebuildParameter)) {
+      require<CorruptCheckpoint>(!root->args->items().empty(), "{}: a parameter without tensor",
+                                 where);
+      root = root->args->items().front();
+    }
+    const bool untyped = root->is_object(kRebuildV3);
+    require<Unsupported>(untyped || root->is_object(kRebuildV2), "{} holds {}, expected one tensor",
+                         where, pickle_kind_name(root->kind));
+    // args: storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
+    const PickleValue& args = *root->args;
+    const PickleValue& id = *item(args, 0, PickleKind::PersistentId, where).args;
+    const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
+    TorchTensor tensor;
+    tensor.shape = read_dims(item(args, 2, PickleKind::Tuple, where), where);
+    tensor.strides = read_dims(item(args, 3, PickleKind::Tuple, where), where);
+    require<CorruptCheckpoint>(tensor.strides.size() == tensor.shape.size(),
+                               "{}: shape {} with strides {}", where, tensor.shape, tensor.strides);
+
+    // id: ("storage", storage class, key, device, number of elements)
+    require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
+                               where, pickle_kind_name(id.kind));
+    require<CorruptCheckpoint>(item(id, 0, PickleKind::Str, where).text() == "storage",
+                               "{}: a persistent id that is not a storage", where);
+    const PickleGlobal& storage_class = *item(id, 1, PickleKind::Global, where).global;
+    const std::string key(item(id, 2, PickleKind::Str, where).text());
+    const std::int64_t elements = item(id, 4, PickleKind::Int, where).integer;
+    require<CorruptCheckpoint>(!untyped || storage_class == kUntypedStorage,
+                               "{}: storage of class {}.{}", where, storage_class.module,
+                               storage_class.name);
+    const TorchDType& dtype = untyped ? find_dtype(*item(args, 6, PickleKind::Global, where).global,
+                                                   &TorchDType::name, where)
+                                      : find_dtype(storage_class, &TorchDType::storage, where);
+    const std::optional<DType> carrier = carrier_of_safetensors(dtype.safetensors);
+    require<Unsupported>(carrier.has_value(), "{}: a tensor of {}, which tessera does not read",
+                         where, dtype.name);
+    check_no_math_bits(args, untyped ? 7 : 6, where);
+    tensor.dtype = dtype.name;
+    tensor.carrier = *carrier;
+
+    const ZipEntry* const storage = directory_.find(folder_ + "data/" + key);
+    require<CorruptCheckpoint>(storage != nullptr, "{}: the storage data/{} is missing", where,
+                               key);
+    const auto width = static_cast<std::int64_t>(dtype_size(tensor.carrier));
+    std::int64_t bytes = 0;
+    require<CorruptCheckpoint>(
+        elements >= 0 &&
+            !__builtin_mul_overflow(elements, untyped ? std::int64_t{1} : width, &bytes) &&
+            bytes == storage->size,
+        "{}: data/{} has {} bytes, but its description says {} elements", where, key, storage->size,
+        elements);
+    const std::int64_t n = count_elements(tensor.shape, where);
+    require<CorruptCheckpoint>(
+        offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
+        "{}: {} elements of {} from element {} exceed the {} bytes of data/{}", where, n,
+        tensor.dtype, offset, storage->size, key);
+    const std::int64_t last = n == 0 ? 0 : last_element(tensor.shape, tensor.strides);
+    require<CorruptCheckpoint>(
+        n == 0 || (last >= 0 && last < storage->size / width - offset),
+        "{}: shape {} with strides {} from element {} exceeds the {} bytes of data/{}", where,
+        tensor.shape, tensor.strides, offset, storage->size, key);
+    tensor.storage_begin = zip_data_begin(archive_, *storage);
+    tensor.storage_end = tensor.storage_begin + storage->size;
+    tensor.begin = tensor.storage_begin + offset * width;
+    if (storage->crc32 != 0) tensor.crc32 = storage->crc32;
+    return tensor;
+  }
+
+ private:
+  const ByteRange& archive_;
+  const std::string& where_;
+  ZipDirectory directory_;
+  std::string folder_;
+  std::optional<Pickle> pickle_;
+};
+
 }  // namespace
 
 std::string_view safetensors_from_torch(std::string_view name) {
@@ -94,96 +204,32 @@ std::string_view safetensors_from_torch(std::string_view name) {
 }
 
 TorchTensor read_torch_tensor(const ByteRange& archive) {
-  const std::string& where = archive.name();
-  const ZipDirectory directory(archive);
+  const TorchArchive file(archive, kMaxPickle);
+  return file.tensor(file.root(), "");
+}
 
-  // All entries are in one folder, named like the file that torch.save wrote.
-  constexpr std::string_view kPickle = "/data.pkl";
-  const auto pickle_entry = std::find_if(
-      directory.entries().begin(), directory.entries().end(), [&](const ZipEntry& entry) {
-        return entry.name.ends_with(kPickle) &&
-               entry.name.find('/') == entry.name.size() - kPickle.size();
-      });
-  if (pickle_entry == directory.entries().end()) {
-    // Throws if a name is damaged in the directory, because the local header has a copy of it.
-    for (const ZipEntry& entry : directory.entries()) zip_data_begin(archive, entry);
-    throw Unsupported("{} is not a torch.save archive: it has no data.pkl", where);
+TorchStateDict read_torch_state_dict(const ByteRange& archive) {
+  require<Unsupported>(archive.size() < 2 || archive.read(0, 2) == "PK",
+                       "{} is no zip archive: PyTorch before 1.6 wrote it; load and save it once "
+                       "with a newer PyTorch",
+                       archive.name());
+  const TorchArchive file(archive, kMaxDict);
+  const PickleValue& root = file.root();
+  require<Unsupported>(root.is(PickleKind::Dict) || root.is_object(kOrderedDict),
+                       "{} holds {}, expected a dict of tensors", archive.name(),
+                       pickle_kind_name(root.kind));
+  TorchStateDict dict;
+  for (std::size_t i = 0; i + 1 < root.items().size(); i += 2) {
+    const PickleValue &key = *root.items()[i], &value = *root.items()[i + 1];
+    require<Unsupported>(key.is(PickleKind::Str), "{}: a key is {}, expected a name",
+                         archive.name(), pickle_kind_name(key.kind));
+    std::string name(key.text());
+    if (value.is(PickleKind::Object) && !value.is_object(kOrderedDict))
+      dict.tensors.emplace_back(name, file.tensor(value, name));
+    else
+      dict.objects.push_back(std::move(name));
   }
-  const std::string folder =
-      pickle_entry->name.substr(0, pickle_entry->name.size() - kPickle.size() + 1);
-  if (const ZipEntry* order = directory.find(folder + "byteorder")) {
-    const std::string text = read_zip_entry(archive, *order, 16);
-    require<Unsupported>(text == "little",
-                         "{}: byteorder is \"{}\"; tessera reads little-endian data", where, text);
-  }
-
-  const Pickle pickle(read_zip_entry(archive, *pickle_entry, kMaxPickle), kTensorGlobals,
-                      where + ", data.pkl");
-  const PickleValue* root = &pickle.root();
-  if (root->is_object(kRebuildParameter)) {
-    require<CorruptCheckpoint>(!root->args->items().empty(), "{}: a parameter without tensor",
-                               where);
-    root = root->args->items().front();
-  }
-  const bool untyped = root->is_object(kRebuildV3);
-  require<Unsupported>(untyped || root->is_object(kRebuildV2), "{} holds {}, expected one tensor",
-                       where, pickle_kind_name(root->kind));
-  // args: storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
-  const PickleValue& args = *root->args;
-  const PickleValue& id = *item(args, 0, PickleKind::PersistentId, where).args;
-  const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
-  TorchTensor tensor;
-  tensor.shape = read_dims(item(args, 2, PickleKind::Tuple, where), where);
-  tensor.strides = read_dims(item(args, 3, PickleKind::Tuple, where), where);
-  require<CorruptCheckpoint>(tensor.strides.size() == tensor.shape.size(),
-                             "{}: shape {} with strides {}", where, tensor.shape, tensor.strides);
-
-  // id: ("storage", storage class, key, device, number of elements)
-  require<CorruptCheckpoint>(id.is(PickleKind::Tuple), "{}: a storage is {}, expected a tuple",
-                             where, pickle_kind_name(id.kind));
-  require<CorruptCheckpoint>(item(id, 0, PickleKind::Str, where).text() == "storage",
-                             "{}: a persistent id that is not a storage", where);
-  const PickleGlobal& storage_class = *item(id, 1, PickleKind::Global, where).global;
-  const std::string key(item(id, 2, PickleKind::Str, where).text());
-  const std::int64_t elements = item(id, 4, PickleKind::Int, where).integer;
-  require<CorruptCheckpoint>(!untyped || storage_class == kUntypedStorage,
-                             "{}: storage of class {}.{}", where, storage_class.module,
-                             storage_class.name);
-  const TorchDType& dtype = untyped ? find_dtype(*item(args, 6, PickleKind::Global, where).global,
-                                                 &TorchDType::name, where)
-                                    : find_dtype(storage_class, &TorchDType::storage, where);
-  const std::optional<DType> carrier = carrier_of_safetensors(dtype.safetensors);
-  require<Unsupported>(carrier.has_value(), "{}: a tensor of {}, which tessera does not read",
-                       where, dtype.name);
-  check_no_math_bits(args, untyped ? 7 : 6, where);
-  tensor.dtype = dtype.name;
-  tensor.carrier = *carrier;
-
-  const ZipEntry* const storage = directory.find(folder + "data/" + key);
-  require<CorruptCheckpoint>(storage != nullptr, "{}: the storage data/{} is missing", where, key);
-  const auto width = static_cast<std::int64_t>(dtype_size(tensor.carrier));
-  std::int64_t bytes = 0;
-  require<CorruptCheckpoint>(
-      elements >= 0 &&
-          !__builtin_mul_overflow(elements, untyped ? std::int64_t{1} : width, &bytes) &&
-          bytes == storage->size,
-      "{}: data/{} has {} bytes, but its description says {} elements", where, key, storage->size,
-      elements);
-  const std::int64_t n = count_elements(tensor.shape, where);
-  require<CorruptCheckpoint>(
-      offset >= 0 && n <= storage->size / width && offset <= storage->size / width - n,
-      "{}: {} elements of {} from element {} exceed the {} bytes of data/{}", where, n,
-      tensor.dtype, offset, storage->size, key);
-  const std::int64_t last = n == 0 ? 0 : last_element(tensor.shape, tensor.strides);
-  require<CorruptCheckpoint>(
-      n == 0 || (last >= 0 && last < storage->size / width - offset),
-      "{}: shape {} with strides {} from element {} exceeds the {} bytes of data/{}", where,
-      tensor.shape, tensor.strides, offset, storage->size, key);
-  tensor.storage_begin = zip_data_begin(archive, *storage);
-  tensor.storage_end = tensor.storage_begin + storage->size;
-  tensor.begin = tensor.storage_begin + offset * width;
-  if (storage->crc32 != 0) tensor.crc32 = storage->crc32;
-  return tensor;
+  return dict;
 }
 
 }  // namespace tessera::io

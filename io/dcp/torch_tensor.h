@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
@@ -60,5 +62,14 @@ struct TorchTensor {
 /// @throws Unsupported on a dtype that safetensors lacks too, big-endian data, a pending
 ///         conjugation or negation, or another object than one tensor; CorruptCheckpoint, IoError
 TorchTensor read_torch_tensor(const ByteRange& archive);
+
+/// A state dict in a torch.save archive, such as pytorch_model.bin.
+struct TorchStateDict {
+  std::vector<std::pair<std::string, TorchTensor>> tensors;
+  std::vector<std::string> objects;  ///< keys of other values
+};
+/// Reads the descriptions of its tensors. @throws as read_torch_tensor(); Unsupported if the archive
+/// holds something else than a flat dict, or was written by PyTorch before 1.6
+TorchStateDict read_torch_state_dict(const ByteRange& archive);
 
 }  // namespace tessera::io

@@ -15,12 +15,15 @@
 #include "io/hf/family.h"
 #include "io/safetensors/directory.h"
 #include "io/source/names.h"
+#include "io/source/torch_directory.h"
 
 namespace tessera::io {
 namespace {
 
 constexpr const char* kPeftConfig = "adapter_config.json";
 constexpr const char* kPeftWeights = "adapter_model.safetensors";
+constexpr const char* kOldPeftWeights = "adapter_model.bin";
+constexpr const char* kPeftKind = "adapter in PEFT's format";
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr const char* kAllLinear = "all-linear";
 constexpr std::int64_t kMaxConfig = std::int64_t{1} << 20;
@@ -297,8 +300,10 @@ PeftAdapter open_peft(const fs::path& dir, const Json& model) {
   const JsonReader reader(config, where);
   PeftAdapter adapter;
   adapter.base = peft_base(dir);
-  auto source = std::make_unique<PeftSource>(
-      open_safetensors_file(dir, kPeftWeights, "adapter in PEFT's format"));
+  auto source =
+      std::make_unique<PeftSource>(is_there(dir / kPeftWeights) || !is_there(dir / kOldPeftWeights)
+                                       ? open_safetensors_file(dir, kPeftWeights, kPeftKind)
+                                       : open_torch_file(dir, kOldPeftWeights, kPeftKind));
 
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : source->file().tensors()) found.emplace(tensor.name, &tensor);

@@ -3,15 +3,12 @@
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
 #include "io/safetensors/directory.h"
+#include "io/source/torch_directory.h"
 
 namespace tessera::io {
 
 // Detects the parent directory of checkpoints, because torchtitan and others keep one per step.
 void refuse_parent_of_shards(const fs::path& dir) {
-  require(!is_there(dir / "pytorch_model.bin") && !is_there(dir / "pytorch_model.bin.index.json"),
-          "{} has its weights in pytorch_model.bin, a pickle, which can run code and is not read; "
-          "convert it once with transformers: model.save_pretrained(DIR, safe_serialization=True)",
-          dir.string());
   std::error_code ignored;
   std::vector<fs::path> found = list_directory(dir, ignored);
   std::erase_if(found, [](const fs::path& path) { return !is_there(path / ".metadata"); });
@@ -24,8 +21,8 @@ void refuse_parent_of_shards(const fs::path& dir) {
 
 bool is_sharded(const fs::path& dir) {
   std::error_code error;
-  return fs::is_directory(dir, error) &&
-         (is_safetensors_directory(dir) || is_dcp(dir) || is_dcp_safetensors(dir));
+  return fs::is_directory(dir, error) && (is_safetensors_directory(dir) || is_dcp(dir) ||
+                                          is_dcp_safetensors(dir) || is_torch_directory(dir));
 }
 
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
@@ -37,6 +34,8 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
     source = open_dcp(dir);
   } else if (is_dcp_safetensors(dir)) {
     return open_dcp_safetensors(dir, shards);
+  } else if (is_torch_directory(dir)) {
+    source = open_torch_directory(dir);
   } else {
     refuse_parent_of_shards(dir);
   }

@@ -11,8 +11,7 @@ namespace tessera::io {
 /// Whether open_sharded recognizes the files of a directory.
 bool is_sharded(const fs::path& dir);
 
-/// @throws InvalidArgument, with advice, if subdirectories are Distributed Checkpoints, or the
-///         directory has pytorch_model.bin
+/// @throws InvalidArgument, with advice, if subdirectories are Distributed Checkpoints
 void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch

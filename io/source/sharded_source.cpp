@@ -1,7 +1,6 @@
 #include "io/source/sharded_source.h"
 
 #include "core/base/error.h"
-#include "io/dcp/torch_tensor.h"
 #include "io/pump/box.h"
 #include "io/safetensors/dtype.h"
 
@@ -91,6 +90,11 @@ const ShardedSource::StoredTensor& ShardedSource::find(const std::string& name) 
 ShardedSource::Location ShardedSource::locate(const std::string& name, const StoredTensor& tensor,
                                               std::size_t i) const {
   const StoredBlock& block = tensor.blocks[i];
+  const auto location_of = [&](const TorchTensor& stored, std::int64_t offset) {
+    return Location{offset + stored.begin, shared_strides(stored), offset + stored.storage_begin,
+                    offset + stored.storage_end, stored.crc32};
+  };
+  if (block.known) return location_of(*block.known, 0);
   if (!archives_) return {block.offset, nullptr, 0, 0, std::nullopt};
   const std::size_t number = tensor.first_block + i;
   {
@@ -105,9 +109,7 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
                              "{}",
                              archive.name(), name, tensor.dtype_name, block.box.shape,
                              block.box.offsets, stored.dtype, stored.shape);
-  Location location{block.offset + stored.begin, shared_strides(stored),
-                    block.offset + stored.storage_begin, block.offset + stored.storage_end,
-                    stored.crc32};
+  const Location location = location_of(stored, block.offset);
   const std::lock_guard lock(mutex_);
   locations_[number] = location;
   return location;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "io/base/open_files.h"
+#include "io/dcp/torch_tensor.h"
 #include "io/pump/tensor_source.h"
 
 namespace tessera::io {
@@ -20,6 +21,9 @@ struct StoredBlock {
   std::uint32_t file = 0;   ///< index into a list of files
   std::int64_t offset = 0;  ///< bytes from the start of the file
   std::int64_t length = 0;  ///< bytes
+  /// Where the elements are in the file, if that is known; else `archives` of finish() says how to
+  /// find them.
+  std::shared_ptr<const TorchTensor> known{};
 };
 
 /// Tensors of another program's sharded checkpoint, under their original names.

@@ -351,8 +351,10 @@ TEST_CASE_FIXTURE(Finished, "paths that are no run, checkpoint or model") {
   fs::create_directory(dir.path() / "torch");
   dir.write("torch/config.json", "{}");
   dir.write("torch/pytorch_model.bin", "PK");
+  refuse(kIo, {"eval", dir.file("torch"), "--data", file}, {"torch/pytorch_model.bin"});
+  dir.write("torch/pytorch_model.bin", "\x80\x02\x8a");
   refuse(kUsage, {"eval", dir.file("torch"), "--data", file},
-         {"pytorch_model.bin", "safe_serialization"});
+         {"torch/pytorch_model.bin", "PyTorch before 1.6"});
   refuse(kIo, small_run(text, text + "/run", 1, 5),
          {"cannot create the run directory " + text + "/run"});
   fs::create_directories(dir.path() / "blocked/metrics.jsonl");

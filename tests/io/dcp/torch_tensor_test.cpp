@@ -6,8 +6,10 @@
 
 #include "core/base/error.h"
 #include "io/base/crc.h"
+#include "io/source/open_sharded.h"
 #include "tests/io/dcp/bytes.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/temp_dir.h"
 
 namespace tessera::io {
 namespace {
@@ -23,7 +25,8 @@ struct Saved {
   std::string data = std::string(24, 'x');
   std::string metadata = {};  ///< of the tensor; empty: none
 
-  std::string bytes() const {
+  /// The call that makes the tensor.
+  std::string rebuilt() const {
     const auto numbers = [](const std::vector<std::int64_t>& values) {
       std::vector<std::string> items;
       for (const std::int64_t value : values) items.push_back(integer(value));
@@ -41,11 +44,16 @@ struct Saved {
                                      call(global("collections", "OrderedDict"), {}),
                                      global("torch", dtype)};
     if (!metadata.empty()) args.push_back(metadata);
+    return call(global("torch._utils", "_rebuild_tensor_v3"), args);
+  }
+  std::string bytes() const { return bytes_with(rebuilt()); }
+  /// An archive of another value.
+  std::string bytes_with(const std::string& value) const {
     ZipFile file;
     const auto add = [&](const char* name, const std::string& content) {
       file.parts.push_back({name, content, crc32(content.data(), content.size())});
     };
-    add("archive/data.pkl", program(call(global("torch._utils", "_rebuild_tensor_v3"), args)));
+    add("archive/data.pkl", program(value));
     add("archive/data/0", data);
     return file.bytes();
   }
@@ -97,6 +105,64 @@ TEST_CASE("lazily conjugated or negated tensors are refused") {
     CHECK_THROWS_HOLDING(Unsupported, "save its .resolve_conj().resolve_neg()",
                          read({.metadata = dict({{text(bit), "\x88"}})}));
   }
+}
+
+// A state dict of two tensors in one storage, and a number.
+std::string state_dict(const std::string& prefix = "") {
+  std::vector<float> values = {0, 1, 2, 3, 4, 5};
+  const Saved all{.shape = {3, 2},
+                  .strides = {1, 3},
+                  .data = std::string(reinterpret_cast<const char*>(values.data()), 24)};
+  Saved part = all;
+  part.offset = 3;
+  part.shape = {2};
+  part.strides = {1};
+  return all.bytes_with(dict({{text(prefix + "all"), all.rebuilt()},
+                              {text("step"), integer(7)},
+                              {text(prefix + "part"), part.rebuilt()}}));
+}
+
+std::vector<float> values_of(const TensorSource& source, const std::string& name, std::size_t n) {
+  std::vector<float> values(n);
+  source.read(name, 0, static_cast<std::int64_t>(n), values.data(), DType::F32);
+  return values;
+}
+
+TEST_CASE("pytorch_model.bin, whole and in several files, is a model's directory") {
+  const TempDir dir;
+  dir.write("pytorch_model.bin", state_dict());
+  const auto source = open_sharded(dir.path());
+  REQUIRE(source != nullptr);
+  CHECK(values_of(*source, "all", 6) == std::vector<float>{0, 3, 1, 4, 2, 5});
+  CHECK(values_of(*source, "part", 2) == std::vector<float>{3, 4});
+  CHECK(source->objects() == std::vector<std::string>{"step"});
+
+  const TempDir parts;
+  parts.write("a.bin", state_dict("a."));
+  parts.write("b.bin", state_dict("b."));
+  const auto index = [&](const std::string& file) {
+    parts.write("pytorch_model.bin.index.json",
+                R"({"weight_map": {"a.all": "a.bin", "b.part": ")" + file + R"("}})");
+  };
+  index("b.bin");
+  CHECK(values_of(*open_sharded(parts.path()), "b.part", 2) == std::vector<float>{3, 4});
+  index("a.bin");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "b.part is not in a.bin", open_sharded(parts.path()));
+  index("../b.bin");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "not a plain file name", open_sharded(parts.path()));
+}
+
+TEST_CASE("other contents of pytorch_model.bin are refused") {
+  const TempDir dir;
+  const auto refuses = [&](const std::string& content, const std::string& why) {
+    dir.write("pytorch_model.bin", content);
+    CHECK_THROWS_HOLDING(Unsupported, why, open_sharded(dir.path()));
+  };
+  refuses("\x80\x02\x8a", "PyTorch before 1.6 wrote it");
+  refuses(Saved().bytes(), "expected a dict of tensors");
+  refuses(Saved().bytes_with(dict({{integer(1), Saved().rebuilt()}})), "a key is an integer");
+  refuses(Saved().bytes_with(dict({{text("x"), call(global("os", "system"), {text("true")})}})),
+          "os.system");
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+#include "io/source/torch_directory.h"
+
+#include <set>
+#include <vector>
+
+#include "core/base/error.h"
+#include "io/dcp/torch_tensor.h"
+#include "io/safetensors/directory.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr const char* kSingle = "pytorch_model.bin";
+constexpr const char* kIndex = "pytorch_model.bin.index.json";
+
+std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::string> files,
+                                          const std::string& kind) {
+  auto source = std::make_unique<ShardedSource>(dir, kind);
+  std::vector<std::string> objects;
+  std::set<std::string> names;
+  for (std::uint32_t number = 0; number < files.size(); ++number) {
+    const auto file = source->file(files[number]);
+    TorchStateDict dict = read_torch_state_dict(ByteRange(*file, 0, file->size()));
+    for (auto& [name, tensor] : dict.tensors) {
+      require<CorruptCheckpoint>(names.insert(name).second, "{}: {} is in two files", dir.string(),
+                                 name);
+      const Box whole{Shape(std::vector<std::int64_t>(tensor.shape.size())), tensor.shape};
+      const std::string dtype(tensor.dtype);
+      const Shape shape = tensor.shape;
+      source->add(name, dtype, safetensors_from_torch(dtype), shape,
+                  {{whole, number, 0, 0, std::make_shared<const TorchTensor>(std::move(tensor))}});
+    }
+    objects.insert(objects.end(), dict.objects.begin(), dict.objects.end());
+  }
+  source->finish(std::move(files), std::move(objects), false);
+  return source;
+}
+
+}  // namespace
+
+bool is_torch_directory(const fs::path& dir) {
+  return is_there(dir / kSingle) || is_there(dir / kIndex);
+}
+
+std::unique_ptr<ShardedSource> open_torch_file(const fs::path& dir, const std::string& name,
+                                               const std::string& kind) {
+  return open_files(dir, {name}, kind);
+}
+
+std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir) {
+  constexpr const char* kKind = "Hugging Face model";
+  if (is_there(dir / kSingle)) return open_files(dir, {kSingle}, kKind);
+  const WeightMap map = read_weight_map(dir / kIndex);
+  auto source = open_files(dir, map.files, kKind);
+  std::set<std::string> found;
+  for (const TensorInfo& info : source->tensors()) found.insert(info.name);
+  for (const ShardedSource::Unreadable& tensor : source->unreadable()) found.insert(tensor.name);
+  for (const auto& [name, file] : map.file_of)
+    require<CorruptCheckpoint>(found.contains(name),
+                               "{}: {} is not in {}, although the index says so", dir.string(),
+                               name, file);
+  return source;
+}
+
+}  // namespace tessera::io

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "io/source/sharded_source.h"
+
+namespace tessera::io {
+
+/// Whether a directory has pytorch_model.bin or its index.
+bool is_torch_directory(const fs::path& dir);
+
+/// Opens such a directory of a Hugging Face model. The files are pickles, which are parsed and never
+/// executed. @throws as read_torch_state_dict(); CorruptCheckpoint if a tensor is not in the file
+/// that the index names
+std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir);
+
+/// Opens one file of a directory. @param kind  see ShardedSource
+std::unique_ptr<ShardedSource> open_torch_file(const fs::path& dir, const std::string& name,
+                                               const std::string& kind);
+
+}  // namespace tessera::io
