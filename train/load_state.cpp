@@ -1,5 +1,6 @@
 #include "train/load_state.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,30 @@ bool holds(const LoadPlan& plan, const io::Section& section, const std::string& 
   return found != plan.tensors.end() && found->second.contains(name);
 }
 
+// Rows of a matrix that its source lacks: the mean of those that it has.
+void fill_new_rows(const io::TensorSource& source, const Piece& piece, const Tensor& into,
+                   std::int64_t rows) {
+  constexpr std::int64_t kRows = 256;
+  const std::int64_t width = piece.parameter->tensor.dim(1);
+  std::vector<double> sums(static_cast<std::size_t>(width));
+  std::vector<float> block(static_cast<std::size_t>(kRows * width));
+  for (std::int64_t row = 0; row < rows; row += kRows) {
+    const std::int64_t count = std::min(kRows, rows - row) * width;
+    source.read(piece.parameter->name, row * width, row * width + count, block.data(), DType::F32);
+    for (std::int64_t i = 0; i < count; ++i)
+      sums[static_cast<std::size_t>(i % width)] +=
+          static_cast<double>(block[static_cast<std::size_t>(i)]);
+  }
+  const std::int64_t first = std::max(piece.begin, rows * width);
+  fill_from_host(into.alias({piece.end - first}, {1}, first - piece.begin),
+                 [&](std::int64_t begin, std::int64_t end, float* out) {
+                   for (std::int64_t i = begin; i < end; ++i)
+                     out[i - begin] =
+                         static_cast<float>(sums[static_cast<std::size_t>((first + i) % width)] /
+                                            static_cast<double>(rows));
+                 });
+}
+
 io::ReadReport load_sections(
     comm::ShardedModel& sharded,
     const std::function<const io::TensorSource&(const io::Section&)>& source, const LoadPlan& plan,
@@ -48,13 +73,22 @@ io::ReadReport load_sections(
   std::vector<io::ReadPart> parts;
   std::mutex copying;
   for (const Piece& piece : sharded.held_pieces()) {
+    const auto read = [&](const io::TensorSource& from, const Tensor& into) {
+      Piece stored = piece;
+      if (const auto old = plan.resized.find(piece.parameter->name); old != plan.resized.end()) {
+        const std::int64_t elements = old->second * piece.parameter->tensor.dim(1);
+        if (piece.end > elements) fill_new_rows(from, piece, into, old->second);
+        stored.end = std::min(piece.end, elements);
+      }
+      if (stored.begin < stored.end) parts.push_back(part_of(from, stored, into, copying));
+    };
     const auto add = [&](const io::Section& section, const Tensor& into) {
       const bool wanted = holds(plan, section, piece.parameter->name);
-      if (wanted) parts.push_back(part_of(source(section), piece, into, copying));
+      if (wanted) read(source(section), into);
       return wanted;
     };
     if (base != nullptr && plan.base.contains(piece.parameter->name))
-      parts.push_back(part_of(*base, piece, piece.master, copying));
+      read(*base, piece.master);
     else if (!add(io::kModelSection, piece.master))
       start_randomly(piece, seed);
     for (std::size_t i = 0; i < piece.state.size(); ++i)
@@ -103,9 +137,20 @@ LoadPlan plan_resume(const io::CheckpointReader& reader,
 }
 
 LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo> expected,
-                      io::LoadPolicy policy, const std::vector<std::string>& chosen) {
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen,
+                      const std::vector<std::string>& resizable) {
   std::vector<io::TensorInfo> found = source.tensors();
   LoadPlan plan;
+  for (io::TensorInfo& theirs : found) {
+    const auto ours = std::ranges::find(expected, theirs.name, &io::TensorInfo::name);
+    const bool resizes = ours != expected.end() &&
+                         std::ranges::find(resizable, theirs.name) != resizable.end() &&
+                         ours->shape.size() == 2 && theirs.shape.size() == 2 &&
+                         ours->shape[1] == theirs.shape[1] && ours->shape != theirs.shape;
+    if (!resizes) continue;
+    plan.resized[theirs.name] = theirs.shape[0];
+    theirs.shape = ours->shape;
+  }
   if (!chosen.empty()) {
     std::vector<std::string> names;
     for (const auto* tensors : {&expected, &found}) {

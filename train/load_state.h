@@ -18,6 +18,8 @@ struct LoadPlan {
   std::map<io::Section, std::set<std::string>> tensors;
   /// Weights to load from another model, see `base` below: the frozen ones of LoRA.
   std::set<std::string> base;
+  /// Number of rows that the source has of a tensor of `tensors`, if the model's has another.
+  std::map<std::string, std::int64_t> resized;
   std::vector<std::string> notes;  ///< one sentence per group of tensors not loaded
 };
 
@@ -36,9 +38,12 @@ LoadPlan plan_resume(const io::CheckpointReader& reader,
 /// The same for weights only.
 /// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;
 ///   empty: all
+/// @param resizable  names of matrices that may have another number of rows: superfluous ones are not
+///   loaded, and new ones are the mean of the others
 /// @throws InvalidArgument also if a pattern matches no tensor
 LoadPlan plan_weights(const io::ModelSource& source, std::vector<io::TensorInfo> expected,
-                      io::LoadPolicy policy, const std::vector<std::string>& chosen = {});
+                      io::LoadPolicy policy, const std::vector<std::string>& chosen = {},
+                      const std::vector<std::string>& resizable = {});
 
 /// Reads this rank's weights and moments from a checkpoint and verifies checksums. Copies to a GPU
 /// need 512 KiB per thread.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "io/hf/model_source.h"
 #include "tests/e2e/small_run.h"
 
 using namespace tessera;
@@ -118,6 +119,39 @@ TEST_CASE_FIXTURE(Base, "frozen weights stay, and rates follow patterns") {
                    {"--optim.freeze", "h.0.*", "wte.weight", "--optim.weight_decay=0"}));
 }
 
+TEST_CASE_FIXTURE(Base, "a model gets another vocabulary and more positions, with a warning") {
+  const auto values = [](const std::string& path, const std::string& name) {
+    const auto source = io::open_model(path);
+    const Shape shape = source->record(name)->shape;
+    std::vector<float> result(static_cast<std::size_t>(numel(shape)));
+    source->read(name, 0, numel(shape), result.data(), DType::F32);
+    return result;
+  };
+  const std::string grown = dir.file("grown");
+  const auto result = run_to(0, tuning(grown, 3, 1,
+                                       {"--model.init_from=" + run, "--model.vocab_size=300",
+                                        "--model.seq_len=40", "--optim.lr=0"}));
+  CHECK(holds(result.err, "warning: the rows of wpe.weight, wte.weight were resized"));
+  for (const std::string name : {"wte.weight", "wpe.weight"}) {
+    const std::vector<float> before = values(run, name), after = values(grown, name);
+    CHECK(after.size() == (name == "wte.weight" ? 300 * 32 : 40 * 32));
+    CHECK(std::equal(before.begin(), before.end(), after.begin()));
+    for (std::size_t column = 0; column < 32; ++column) {
+      double sum = 0;
+      for (std::size_t i = column; i < before.size(); i += 32)
+        sum += static_cast<double>(before[i]);
+      const double mean = sum * 32 / static_cast<double>(before.size());
+      for (std::size_t i = before.size() + column; i < after.size(); i += 32)
+        CHECK(static_cast<double>(after[i]) == doctest::Approx(mean));
+    }
+  }
+  // And back.
+  const std::string shrunk = dir.file("shrunk");
+  run_to(0, tuning(shrunk, 2, 1,
+                   {"--model.init_from=" + grown, "--model.vocab_size=256", "--optim.lr=0"}));
+  CHECK(values(shrunk, "wte.weight") == values(run, "wte.weight"));
+}
+
 TEST_CASE_FIXTURE(Base, "settings of fine-tuning that can't be met are refused") {
   const auto refuses = [&](const Arguments& more, const std::string& text) {
     CAPTURE(text);
@@ -127,6 +161,7 @@ TEST_CASE_FIXTURE(Base, "settings of fine-tuning that can't be met are refused")
   refuses({"--lora.rank=4"}, "there is no model to adapt; name one with --model.init_from");
   refuses({from, "--lora.rank=4", "--lora.targets=q_proj"},
           "no layer matches 'q_proj'; there are c_attn, c_fc, c_proj");
+  refuses({from, "--lora.rank=4", "--model.vocab_size=300"}, "LoRA keeps the rows");
   refuses({from, "--optim.freeze=h.9.*"}, "h.9.*");
   refuses({from, "--optim.freeze=*"}, "optim.freeze leaves no weight to train");
   refuses({from, "--optim.lr_scale=h.0.*"}, "optim.lr_scale must be PATTERN=FACTOR");

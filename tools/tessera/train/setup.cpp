@@ -19,12 +19,15 @@ namespace {
 
 // Copies the stored model's shape to keys that the user did not set.
 // @param given_wins  allow keys set by the user to differ
+// @param resizes     allow vocabulary and positions to differ
 // @return the differences, one phrase each
-std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored, bool given_wins) {
+std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored, bool given_wins,
+                                     bool resizes = false) {
   std::vector<std::string> differences;
-  const auto adopt = [&](const char* key, auto& value, auto theirs, bool is_set = true) {
+  const auto adopt = [&](const char* key, auto& value, auto theirs, bool is_set = true,
+                         bool may_differ = false) {
     const bool given = is_set && config.given.contains(key);
-    if (given && !given_wins && value != theirs)
+    if (given && !given_wins && !may_differ && value != theirs)
       differences.push_back(fmt::format("{} is {}, but the model has {}", key, value, theirs));
     if (!given) value = theirs;
   };
@@ -35,11 +38,11 @@ std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored,
   adopt("model.head_dim", config.model.head_dim, stored.head_dim, config.model.head_dim != 0);
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
   adopt("model.n_inner", config.model.n_inner, stored.n_inner, config.model.n_inner != 0);
-  adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size,
-        config.model.vocab_size > 0);
+  adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size, config.model.vocab_size > 0,
+        resizes);
   adopt("model.layer_norm_eps", config.model.layer_norm_eps, stored.norm_eps);
   if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
-  if (!given_wins && config.model.seq_len > stored.seq_len) {
+  if (!given_wins && !resizes && config.model.seq_len > stored.seq_len) {
     differences.push_back(fmt::format("model.seq_len is {}, but the model has {} positions",
                                       config.model.seq_len, stored.seq_len));
   }
@@ -165,6 +168,33 @@ std::string lasting_path(const io::ModelSource& source, const Config& config) {
   return std::filesystem::absolute(path).lexically_normal().string();
 }
 
+// Matrices with a row for each token or position.
+std::vector<std::string> resizable(const models::Arch& model) {
+  const models::Names names = models::names_of(model);
+  std::vector<std::string> result;
+  for (const std::string_view module : {names.embed, names.head, names.positions})
+    result.push_back(fmt::format("{}.weight", module));
+  return result;
+}
+
+void warn_of_resizing(RunSetup& setup, const models::Arch& stored) {
+  const models::Arch& now = setup.model;
+  std::vector<std::string> names;
+  for (const auto& [name, rows] : setup.load.resized) names.push_back(name);
+  const auto warn = [&](const char* what, std::int64_t before, std::int64_t after) {
+    if (before == after) return;
+    setup.notes.push_back(fmt::format("warning: {} {}, and the model of {} has {}", what, after,
+                                      setup.init_from->path().string(), before));
+  };
+  warn("model.vocab_size is", stored.vocab_size, now.vocab_size);
+  warn("model.seq_len is", stored.seq_len, now.seq_len);
+  if (!names.empty())
+    setup.notes.push_back(fmt::format(
+        "warning: the rows of {} were resized: new ones are the mean of the others, superfluous "
+        "ones are dropped",
+        fmt::join(names, ", ")));
+}
+
 // Chooses what is loaded from where.
 void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) {
   const auto model = make_model(config, setup.model);
@@ -181,7 +211,10 @@ void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) 
   train::LoadPlan weights;
   if (setup.init_from)
     weights = train::plan_weights(*setup.init_from, setup.model.lora ? frozen : tensors, policy,
-                                  config.checkpoint.load_tensors);
+                                  config.checkpoint.load_tensors, resizable(setup.model));
+  require(
+      !setup.model.lora || weights.resized.empty(),
+      "LoRA keeps the rows of the model's weights; leave model.vocab_size and model.seq_len out");
   auto& from_base = weights.tensors[io::kModelSection];
   if (setup.resume) {
     setup.load = train::plan_resume(*setup.resume, tensors, trainable,
@@ -232,7 +265,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   const auto adopt = [&](const std::string& section, const std::string& source,
                          const std::vector<io::TensorInfo>& tensors, bool given_wins) {
     stored = models::parse_arch(section, source);
-    const auto differences = adopt_shape(config, *stored, given_wins);
+    const auto differences = adopt_shape(config, *stored, given_wins, !resume);
     if (!differences.empty()) refuse_shape(model_of(config, stored), differences, tensors, source);
     positions = std::max(stored->seq_len, config.model.seq_len);
   };
@@ -318,6 +351,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (setup.model.lora) setup.model.lora->base = lasting_path(*setup.init_from, config);
   setup.model.validate();
   plan_loading(setup, config, policy);
+  if (setup.init_from && !resume) warn_of_resizing(setup, *stored);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
   if (resume) {
     const auto before = nlohmann::json::parse(setup.state.config);
