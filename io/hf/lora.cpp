@@ -377,9 +377,18 @@ std::unique_ptr<ModelSource> merge_lora(std::unique_ptr<ModelSource> base,
                                         const std::vector<LoraLayer>& layers,
                                         const std::vector<double>& scales,
                                         const CheckpointReader* reader) {
+  std::map<std::string, Shape> shapes;
+  for (const TensorInfo& tensor : base->tensors()) shapes[tensor.name] = tensor.shape;
+  const std::string of = adapters.path().string(), to = base->path().string();
   auto merged = std::make_unique<MergedSource>(std::move(base), reader);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LoraLayer& layer = layers[i];
+    const auto weight = shapes.find(layer.weight());
+    require(weight != shapes.end() && weight->second.size() == 2 &&
+                weight->second[layer.in_out ? 0 : 1] == layer.in &&
+                weight->second[layer.in_out ? 1 : 0] >= layer.first + layer.count,
+            "the adapters in {} don't fit the model in {}: its {} {}", of, to, layer.weight(),
+            weight == shapes.end() ? "is missing" : fmt::format("is {}", weight->second));
     const std::int64_t rank = adapters.record(layer.a())->shape[0];
     const auto load = [&](const std::string& name, std::int64_t n) {
       std::vector<float> values(static_cast<std::size_t>(n));

@@ -95,6 +95,10 @@ TEST_CASE_FIXTURE(Base, "adapters train sharded, resume at other sizes, and are 
   fs::rename(model, moved);
   CHECK(holds(run_to(2, {"generate", run, "--prompt=a"}).err, "name its directory with --base"));
   CHECK(answer({run, "--base", moved}) == answer({merged}));
+  const std::string other = dir.file("other");
+  run_to(0, joined(small_run(text, other, 1, 1), {"--model.n_embd=16", "--checkpoint.every=1"}));
+  CHECK(holds(run_to(2, {"generate", run, "--prompt=a", "--base", other}).err,
+              "don't fit the model"));
   CHECK(holds(run_to(2, lora(run, 1, 25)).err, "name its directory with --model.init_from"));
   model = moved;
   run_to(0, lora(run, 1, 21));

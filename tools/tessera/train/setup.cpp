@@ -83,7 +83,7 @@ std::string name_of(const io::Tokenizer& tokenizer, const std::string& stored_co
 std::vector<std::string> changes_since(const nlohmann::json& before, const nlohmann::json& now,
                                        std::int64_t step) {
   std::vector<std::string> notes;
-  for (const char* section : {"data", "train", "optim", "model", "shard"}) {
+  for (const char* section : {"data", "train", "optim", "model", "lora", "shard"}) {
     if (!before.contains(section)) continue;
     for (const auto& [key, value] : now.at(section).items()) {
       static const std::set<std::string_view> kFree = {
