@@ -272,6 +272,12 @@ nn::UnitPrecision ShardedModel::precision() const {
   return {.input = spec_.compute, .output = spec_.output};
 }
 
+bool ShardedModel::gathers_alone(const nn::Module& module) {
+  std::size_t gathered = 0;
+  for (const FlatUnit* unit : units_of_module(module)) gathered += unit->parameters().size();
+  return gathered == module.parameters().size();
+}
+
 std::shared_ptr<autograd::Scope> ShardedModel::before_forward(
     std::span<nn::Module* const> modules) {
   Units units = units_of_modules(modules);
