@@ -60,6 +60,33 @@ constexpr DecoderFamily kDecoders[] = {
      .kv_heads = 4,
      .tied = true,
      .rope_theta = 2e6},
+    {.name = "mixtral",
+     .model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .kv_heads = 8,
+     .eps = 1e-5,
+     .rope_theta = 1e6,
+     .experts = {.module = "block_sparse_moe",
+                 .gate = "w1",
+                 .up = "w3",
+                 .down = "w2",
+                 .count_key = "num_local_experts",
+                 .count = 8,
+                 .per_token = 2,
+                 .renormalizes = true,
+                 .aux_loss = 0.001}},
+    {.name = "qwen3_moe",
+     .model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .kv_heads = 4,
+     .window = 4096,
+     .experts =
+         {.count = 128, .per_token = 8, .inner = 768, .has_dense_layers = true, .aux_loss = 0.001}},
+    {.name = "olmoe",
+     .model_type = "olmoe",
+     .architecture = "OlmoeForCausalLM",
+     .eps = 1e-5,
+     .experts = {.count = 64, .per_token = 8, .aux_loss = 0.01}},
     {.name = "nanochat", .model_type = "nanochat", .architecture = "NanoChatForCausalLM"}};
 
 constexpr const char* kWindowed = "sliding_attention";
@@ -236,18 +263,25 @@ void add_rotary(Json& model, const Settings& config, const DecoderFamily& family
   model["local_rotary"] = rotary_of(config, windowed, local, head_dim, positions, false);
 }
 
+// Whether a window applies to all layers.
+bool has_one_window(const DecoderFamily& family) {
+  return family.name == "mistral" || family.name == "phi3" || family.name == "mixtral" ||
+         family.name == "qwen3_moe";
+}
+
 // Sets "window" and "full_layers".
 void add_windows(Json& model, const Settings& config, const DecoderFamily& family) {
   const std::int64_t layers = model["n_layer"];
   const bool is_qwen = family.name == "qwen2" || family.name == "qwen3";
-  const bool optional = is_qwen || family.name == "smollm3";
-  if (family.window == 0 && !optional && family.name != "phi3") return;
+  const bool optional = is_qwen || family.name == "qwen3_moe" || family.name == "smollm3";
+  if (family.window == 0 && !optional && !has_one_window(family)) return;
   if (optional && !config.flag("use_sliding_window", false)) return;
   if (config.find("sliding_window") == nullptr && family.window == 0) return;
   const std::int64_t window = config.size("sliding_window", family.window);
   std::vector<std::int64_t> full;
-  const bool one_for_all = family.name == "mistral" || family.name == "phi3";
-  const Json* const types = family.name == "phi3" ? nullptr : config.find("layer_types");
+  const bool one_for_all = has_one_window(family);
+  const Json* const types =
+      one_for_all && family.name != "mistral" ? nullptr : config.find("layer_types");
   if (types != nullptr) {
     require<CorruptCheckpoint>(
         types->is_array() && types->size() == static_cast<std::size_t>(layers),
@@ -301,6 +335,32 @@ void add_layers_without_rotary(Json& model, const Settings& config) {
   model["layers_without_rotary"] = without;
 }
 
+// Sets "experts".
+void add_experts(Json& model, const Settings& config, const DecoderFamily& family) {
+  const DecoderExperts& known = family.experts;
+  if (known.count == 0) return;
+  for (const char* key : {"shared_expert_intermediate_size", "n_shared_experts"})
+    config.only(key, 0);
+  // Readers of one generation write the key of the other.
+  Json experts{{"count", config.size("num_local_experts", config.size("num_experts", known.count))},
+               {"per_token", config.size("num_experts_per_tok", known.per_token)}};
+  if (known.inner > 0) experts["inner"] = config.size("moe_intermediate_size", known.inner);
+  put(experts, "renormalize", known.renormalizes || config.flag("norm_topk_prob", false), true);
+  if (config.flag("output_router_logits", false))
+    put(experts, "aux_loss", config.number("router_aux_loss_coef", known.aux_loss), 0.0);
+  if (known.has_dense_layers) {
+    const std::int64_t step = config.size("decoder_sparse_step", 1);
+    std::vector<double> named;
+    if (config.find("mlp_only_layers") != nullptr) named = config.numbers("mlp_only_layers");
+    std::vector<std::int64_t> dense;
+    for (std::int64_t i = 0; i < model["n_layer"]; ++i)
+      if ((i + 1) % step != 0 || std::ranges::find(named, static_cast<double>(i)) != named.end())
+        dense.push_back(i);
+    put(experts, "dense_layers", dense, {});
+  }
+  model["experts"] = std::move(experts);
+}
+
 void add_token_ids(Json& model, const Settings& config) {
   const auto ids = [&](const char* key) {
     std::vector<std::int64_t> list;
@@ -338,6 +398,10 @@ Json activation_of(const DecoderFamily& family) {
 
 std::span<const DecoderFamily> decoder_families() { return kDecoders; }
 
+const DecoderFamily* find_decoder_family(std::string_view name) {
+  return find_decoder(name, &DecoderFamily::name);
+}
+
 Json decoder_config_from_hf(const Json& json, const std::string& source) {
   const JsonReader root(json, source);
   const std::string& type = root.at("model_type").string();
@@ -363,6 +427,7 @@ Json decoder_config_from_hf(const Json& json, const std::string& source) {
   if (!(family->name == "gemma" && activation != nullptr && *activation == "gelu"))
     config.only(activation_key(*family), activation_of(*family));
   config.only("use_bidirectional_attention", false);
+  config.only("clip_qkv", nullptr);
   require<Unsupported>(config.find("quantization_config") == nullptr,
                        "{}: the weights are quantized (quantization_config), which tessera does "
                        "not read",
@@ -397,11 +462,10 @@ Json decoder_config_from_hf(const Json& json, const std::string& source) {
   }
   const bool sandwiched = name == "gemma2" || name == "gemma3";
   if (sandwiched || name == "olmo2" || name == "olmo3") model["post_norm"] = true;
-  if (name == "olmo2" || name == "olmo3") {
-    model["pre_norm"] = false;
+  if (name == "olmo2" || name == "olmo3") model["pre_norm"] = false;
+  if (name == "olmo2" || name == "olmo3" || name == "olmoe")
     model["qk_norm"] = {{"over", "all"}, {"kind", "rms"}, {"eps", eps}};
-  }
-  if (name == "qwen3" || name == "gemma3")
+  if (name == "qwen3" || name == "qwen3_moe" || name == "gemma3")
     model["qk_norm"] = {{"over", "head"}, {"kind", "rms"}, {"eps", eps}};
   if (name == "gemma3") model["qk_norm"]["offset"] = 1.0;
   if (name == "nanochat") {
@@ -420,6 +484,7 @@ Json decoder_config_from_hf(const Json& json, const std::string& source) {
     const double missing = is_given ? 0 : name == "gemma2" ? 30 : name == "nanochat" ? 15 : 0;
     put(model, "logits_softcap", config.number("final_logit_softcapping", missing), 0.0);
   }
+  add_experts(model, config, *family);
   add_rotary(model, config, *family);
   if (name == "nanochat") model["rotary"]["reverse"] = true;
   if (name == "smollm3") add_layers_without_rotary(model, config);
@@ -491,15 +556,15 @@ void set_windows(Json& config, const Json& model, const DecoderFamily& family) {
   const std::int64_t layers = model.at("n_layer"), window = model.value("window", std::int64_t{0});
   const std::vector<std::int64_t> full = model.value("full_layers", std::vector<std::int64_t>{});
   const std::string_view name = family.name;
-  if (family.window == 0 && name != "phi3" && name != "smollm3") return;
+  if (family.window == 0 && !has_one_window(family) && name != "smollm3") return;
   // Classes that always make both masks need a number, even if no layer has a window.
   const bool needs_one = name == "gemma2" || name == "gemma3" || name == "olmo3";
   config["sliding_window"] = window > 0  ? Json(window)
                              : needs_one ? Json(family.window)
                                          : Json(nullptr);
-  if (name == "qwen2" || name == "qwen3" || name == "smollm3")
+  if (name == "qwen2" || name == "qwen3" || name == "qwen3_moe" || name == "smollm3")
     config["use_sliding_window"] = window > 0;
-  if (name == "mistral" || name == "phi3") {
+  if (has_one_window(family)) {
     require(full.empty(), "a {} model has one window for all layers, but {} layers have none", name,
             full.size());
     return;
@@ -512,11 +577,37 @@ void set_windows(Json& config, const Json& model, const DecoderFamily& family) {
   config["layer_types"] = types;
 }
 
+void set_experts(Json& config, const Json& model, const DecoderFamily& family) {
+  const DecoderExperts& known = family.experts;
+  if (known.count == 0) return;
+  const Json& experts = model.at("experts");
+  const bool renormalize = experts.value("renormalize", true);
+  const double aux_loss = experts.value("aux_loss", 0.0);
+  config[std::string(known.count_key)] = experts.at("count");
+  config["num_experts_per_tok"] = experts.at("per_token");
+  config["output_router_logits"] = aux_loss > 0;
+  config["router_aux_loss_coef"] = aux_loss > 0 ? aux_loss : known.aux_loss;
+  if (!known.renormalizes) config["norm_topk_prob"] = renormalize;
+  require(renormalize || !known.renormalizes, "a {} model renormalizes the weights of experts",
+          family.name);
+  if (known.inner > 0)
+    config["moe_intermediate_size"] = experts.at("inner");
+  else
+    require(!experts.contains("inner") || experts.at("inner") == model.at("n_inner"),
+            "a {} model has no other width of experts than model.n_inner", family.name);
+  const Json dense = experts.value("dense_layers", Json::array());
+  require(known.has_dense_layers || dense.empty(), "a {} model has experts in all layers",
+          family.name);
+  if (!known.has_dense_layers) return;
+  config["decoder_sparse_step"] = 1;
+  config["mlp_only_layers"] = dense;
+}
+
 }  // namespace
 
 Json decoder_config_to_hf(const Json& model, DType dtype) {
   const std::string arch = model.value("arch", std::string());
-  const DecoderFamily* const family = find_decoder(arch, &DecoderFamily::name);
+  const DecoderFamily* const family = find_decoder_family(arch);
   require(family != nullptr, "the model section has arch \"{}\", which this export does not know",
           arch);
   try {
@@ -570,6 +661,7 @@ Json decoder_config_to_hf(const Json& model, DType dtype) {
         has.push_back(std::ranges::find(without, i) == without.end() ? 1 : 0);
       config["no_rope_layers"] = has;
     }
+    set_experts(config, model, *family);
     set_rope(config, model, *family);
     set_windows(config, model, *family);
     return config;

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "io/hf/decoder_config.h"
 
 namespace tessera::io {
 namespace {
@@ -36,6 +38,29 @@ bool flag_of(const Json& model, const char* key, bool missing) {
   const auto found = model.find(key);
   return found != model.end() && found->is_boolean() ? found->get<bool>() : missing;
 }
+
+// Experts of a "model" section: of each layer, or none.
+struct Experts {
+  std::int64_t count = 0, inner = 0;
+  DecoderExperts names;
+  std::vector<std::int64_t> dense_layers;
+
+  Experts(const Json& model, const std::string& family) {
+    const auto found = model.find("experts");
+    if (found == model.end() || !found->is_object()) return;
+    count = size_of(*found, "count");
+    inner = size_of(found->contains("inner") ? *found : model,
+                    found->contains("inner") ? "inner" : "n_inner");
+    constexpr std::int64_t kMost = 10'000;
+    require(count <= kMost, "experts.count is {}; at most {} are accepted", count, kMost);
+    if (const DecoderFamily* const known = find_decoder_family(family)) names = known->experts;
+    const auto dense = found->find("dense_layers");
+    if (dense != found->end()) dense_layers = dense->get<std::vector<std::int64_t>>();
+  }
+  bool are_in(std::int64_t layer) const {
+    return count > 0 && std::ranges::find(dense_layers, layer) == dense_layers.end();
+  }
+};
 
 using Part = HfTensor::Part;
 
@@ -96,6 +121,8 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
   const std::string mlp = text_of(model, "mlp", "gelu");
   const bool gated = mlp == "swiglu" || mlp == "geglu", fused = family == "phi3";
 
+  const Experts experts(model, family);
+
   // Names of the norm before the MLP: with norms after attention, its usual name is taken.
   const char* const mlp_norm = post_norm ? "pre_feedforward_layernorm" : "post_attention_layernorm";
   std::vector<std::int64_t> norm_widths;  // of queries and keys
@@ -142,7 +169,20 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
     }
     add_norm(post_norm, "post_attention_norm", "post_attention_layernorm");
     add_norm(pre_norm, "mlp_norm", mlp_norm);
-    if (!gated) {
+    if (experts.are_in(layer)) {
+      const std::string module(experts.names.module);
+      add_linear("mlp.router", width, false, {{module + ".gate", experts.count}});
+      for (std::int64_t i = 0; i < experts.count; ++i) {
+        const std::string expert = fmt::format("mlp.experts.{}.", i);
+        const auto part = [&](std::string_view name, std::int64_t rows) {
+          return Part{fmt::format("{}.experts.{}.{}", module, i, name), rows};
+        };
+        add_linear(
+            expert + "up", width, false,
+            {part(experts.names.gate, experts.inner), part(experts.names.up, experts.inner)});
+        add_linear(expert + "down", experts.inner, false, {part(experts.names.down, width)});
+      }
+    } else if (!gated) {
       add_linear("mlp.up", width, mlp_bias, {{"mlp.fc1", hidden}});
       add_linear("mlp.down", hidden, mlp_bias, {{"mlp.fc2", width}});
     } else {

@@ -3,6 +3,7 @@
 // owns packs of the result, and a warp a product of two rows. Memory-bound.
 
 #include "kernels/cuda/device/reduce.h"
+#include "kernels/cuda/device/unroll.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch/experts.h"
 #include "kernels/experts.h"
@@ -16,7 +17,7 @@ __device__ __forceinline__ bool is_before(A a, A b) {
   return a > b || (a != a && b == b);
 }
 
-/// Selects the first element after the one selected last, count times.
+/// Selects count times the first element that comes after the one selected before.
 template <typename T>
 struct TopKBody {
   const T* x;
@@ -27,19 +28,23 @@ struct TopKBody {
   __device__ __forceinline__ void operator()(std::int64_t row,
                                              std::integral_constant<int, N>) const {
     const T* const from = x + row * width;
+    Compute<T> bound = 0;
     int last = -1;
+    TESSERA_KEEP_LOOP
     for (int j = 0; j < count; ++j) {
-      int best = -1;
+      Compute<T> best = 0;
+      int at = -1;
+      TESSERA_KEEP_LOOP
       for (int c = 0; c < width; ++c) {
-        const auto value = widen(from[c]);
-        if (last >= 0) {
-          const auto bound = widen(from[last]);
-          if (is_before(value, bound) || (!is_before(bound, value) && c <= last)) continue;
-        }
-        if (best < 0 || is_before(value, widen(from[best]))) best = c;
+        const Compute<T> value = widen(from[c]);
+        const bool is_after =
+            last < 0 || is_before(bound, value) || (c > last && !is_before(value, bound));
+        if (!is_after || (at >= 0 && !is_before(value, best))) continue;
+        best = value;
+        at = c;
       }
-      index[row * count + j] = best;
-      last = best;
+      index[row * count + j] = last = at;
+      bound = best;
     }
   }
 };
