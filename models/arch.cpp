@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
+#include "io/hf/decoder_config.h"
 #include "io/hf/family.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/rotary.h"
@@ -190,6 +191,8 @@ void visit_switches(const Visitor& visit, A& arch) {
 }
 
 }  // namespace
+
+static_assert(io::kMostExperts == kernels::kMostGroups);
 
 bool Arch::has_experts(std::int64_t layer) const {
   return experts.count > 0 &&

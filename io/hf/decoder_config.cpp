@@ -342,7 +342,9 @@ void add_experts(Json& model, const Settings& config, const DecoderFamily& famil
   for (const char* key : {"shared_expert_intermediate_size", "n_shared_experts"})
     config.only(key, 0);
   // Readers of one generation write the key of the other.
-  Json experts{{"count", config.size("num_local_experts", config.size("num_experts", known.count))},
+  const auto count = config.size(
+      "num_local_experts", config.size("num_experts", known.count, kMostExperts), kMostExperts);
+  Json experts{{"count", count},
                {"per_token", config.size("num_experts_per_tok", known.per_token)}};
   if (known.inner > 0) experts["inner"] = config.size("moe_intermediate_size", known.inner);
   put(experts, "renormalize", known.renormalizes || config.flag("norm_topk_prob", false), true);

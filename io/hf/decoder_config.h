@@ -9,6 +9,8 @@
 
 namespace tessera::io {
 
+inline constexpr std::int64_t kMostExperts = 256;  ///< of a layer
+
 /// Experts of a family: names of weights and values of settings that a config.json leaves out.
 struct DecoderExperts {
   std::string_view module = "mlp";  ///< of a layer

@@ -49,13 +49,15 @@ struct Experts {
     const auto found = model.find("experts");
     if (found == model.end() || !found->is_object()) return;
     count = size_of(*found, "count");
-    inner = size_of(found->contains("inner") ? *found : model,
-                    found->contains("inner") ? "inner" : "n_inner");
-    constexpr std::int64_t kMost = 10'000;
-    require(count <= kMost, "experts.count is {}; at most {} are accepted", count, kMost);
+    require(count <= kMostExperts, "the model section has {} experts; at most {} are accepted",
+            count, kMostExperts);
+    inner = found->contains("inner") ? size_of(*found, "inner") : size_of(model, "n_inner");
     if (const DecoderFamily* const known = find_decoder_family(family)) names = known->experts;
-    const auto dense = found->find("dense_layers");
-    if (dense != found->end()) dense_layers = dense->get<std::vector<std::int64_t>>();
+    for (const Json& layer : found->value("dense_layers", Json::array())) {
+      require(layer.is_number_integer(), "the model section's dense_layers must be numbers, got {}",
+              layer.dump());
+      dense_layers.push_back(layer.get<std::int64_t>());
+    }
   }
   bool are_in(std::int64_t layer) const {
     return count > 0 && std::ranges::find(dense_layers, layer) == dense_layers.end();
