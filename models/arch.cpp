@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/hf/decoder_config.h"
+#include "io/hf/decoder_family.h"
 #include "io/hf/family.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/rotary.h"

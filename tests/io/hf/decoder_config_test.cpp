@@ -47,6 +47,7 @@ TEST_CASE("what an export writes is read back as the same model") {
         check("llama", {{"rope_scaling", {{"rope_type", kind}, {"factor", 1.0}}}});
     CHECK(exported.at("rope_parameters").at("factor") == 1.0);
   }
+  check("phi3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}});
   for (std::int64_t dims = 2; dims < 44; dims += 2) {
     const double part = (static_cast<double>(dims) + 0.5) / 44;
     const Json exported = check("phi3", {{"partial_rotary_factor", part}});
