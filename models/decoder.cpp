@@ -199,8 +199,9 @@ Tensor Decoder::capped(const Tensor& logits) const {
   return cap > 0 ? ops::tanh(logits * (1.0 / cap)) * cap : logits;
 }
 
-// Experts times the sum over experts of their shares of pairs and of probability, as in transformers'
-// load_balancing_loss_func(): the shares are means over the tokens of all layers.
+// Number of experts times the sum over experts of routed tokens / tokens times mean probability, over
+// the tokens of all layers. Source: load_balancing_loss_func() of transformers; Fedus et al. 2021,
+// arXiv:2101.03961, eq. 4 to 6.
 Tensor Decoder::balance_loss(const Balance& balance, std::int64_t tokens, double scale) const {
   const Arch::Experts& experts = arch().experts;
   const double rows = static_cast<double>(tokens) * static_cast<double>(balance.layers);
