@@ -5,7 +5,9 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
+#include "io/hf/decoder_family.h"
 #include "io/hf/family.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/rotary.h"
 #include "models/language_model.h"
 
@@ -170,6 +172,15 @@ void visit_switches(const Visitor& visit, A& arch) {
   visit("out_bias", arch.out_bias, gpt2.out_bias);
   visit("mlp", arch.mlp, gpt2.mlp, kMlps);
   visit("mlp_bias", arch.mlp_bias, gpt2.mlp_bias);
+  visit.object("experts", arch.experts.count > 0, [&](const auto& fields) {
+    const Arch::Experts none;
+    fields("count", arch.experts.count, none.count);
+    fields("per_token", arch.experts.per_token, none.per_token);
+    fields("inner", arch.experts.inner, none.inner);
+    fields("renormalize", arch.experts.renormalize, none.renormalize);
+    fields("aux_loss", arch.experts.aux_loss, none.aux_loss);
+    fields("dense_layers", arch.experts.dense_layers, none.dense_layers);
+  });
   visit("embedding_scale", arch.embedding_scale, gpt2.embedding_scale);
   visit("embedding_norm", arch.embedding_norm, gpt2.embedding_norm);
   visit("tied", arch.tied, gpt2.tied);
@@ -192,6 +203,20 @@ Lora parse_lora(const JsonReader& reader) {
 }
 
 }  // namespace
+
+static_assert(io::kMostExperts == kernels::kMostGroups);
+
+bool Arch::has_experts(std::int64_t layer) const {
+  return experts.count > 0 &&
+         std::ranges::find(experts.dense_layers, layer) == experts.dense_layers.end();
+}
+
+std::int64_t Arch::active_parameters(std::int64_t all) const {
+  const std::int64_t inner = experts.inner == 0 ? hidden() : experts.inner;
+  for (std::int64_t layer = 0; layer < n_layer; ++layer)
+    if (has_experts(layer)) all -= (experts.count - experts.per_token) * 3 * n_embd * inner;
+  return all;
+}
 
 void Arch::validate() const {
   constexpr std::int64_t kMax = std::int64_t{1} << 31;
@@ -218,6 +243,19 @@ void Arch::validate() const {
   require(norm_eps > 0, "model.layer_norm_eps must be above 0, got {}", norm_eps);
   require(dropout >= 0.0F && dropout < 1.0F, "model.dropout must be in [0, 1), got {}", dropout);
   require(pre_norm || post_norm, "a block of the model needs a norm before or after its parts");
+  if (experts.count > 0) {
+    positive("n_expert_inner", experts.inner == 0 ? hidden() : experts.inner);
+    require(experts.count <= kernels::kMostGroups && experts.per_token >= 1 &&
+                experts.per_token <= experts.count,
+            "a token can't be routed to {} of {} experts: model.n_expert may be {} at most, and "
+            "model.n_expert_used 1 to model.n_expert",
+            experts.per_token, experts.count, kernels::kMostGroups);
+    require(is_gated() && !mlp_bias && family != "gpt2",
+            "experts are gated MLPs without biases, which a {} has not", family);
+    not_negative("aux_loss", experts.aux_loss);
+  }
+  require(experts.aux_loss == 0 || experts.count > 0,
+          "model.aux_loss is {}, but the model has no experts", experts.aux_loss);
   not_negative("window", static_cast<double>(window));
   not_negative("attention_scale", attention_scale);
   not_negative("attention_softcap", attention_softcap);
@@ -291,6 +329,7 @@ Arch arch_of_family(const std::string& family, const Sizes& sizes) {
     fixed("n_kv_head", sizes.n_kv_head, arch.n_head);
     fixed("head_dim", sizes.head_dim, arch.n_embd / std::max<std::int64_t>(1, arch.n_head));
     fixed("n_inner", sizes.n_inner, 4 * arch.n_embd);
+    fixed("n_expert", sizes.n_expert, 0);
     return arch;
   }
   require(sizes.n_kv_head == 0 || sizes.n_head % sizes.n_kv_head == 0,
@@ -303,6 +342,12 @@ Arch arch_of_family(const std::string& family, const Sizes& sizes) {
               {"intermediate_size", 1},
               {"vocab_size", sizes.vocab_size},
               {"max_position_embeddings", sizes.seq_len}};
+  const auto set = [&config](const char* key, std::int64_t given) {
+    if (given != 0) config[key] = given;
+  };
+  set("num_experts", sizes.n_expert);
+  set("num_experts_per_tok", sizes.n_expert_used);
+  set("moe_intermediate_size", sizes.n_expert_inner);
   if (sizes.head_dim != 0) {
     config["head_dim"] = sizes.head_dim;
   } else if (sizes.n_embd % std::max<std::int64_t>(1, sizes.n_head) == 0) {
@@ -318,6 +363,12 @@ Arch arch_of_family(const std::string& family, const Sizes& sizes) {
   constexpr std::int64_t kStep = 64;
   const std::int64_t inner = arch.is_gated() ? (8 * arch.n_embd + 2) / 3 : 4 * arch.n_embd;
   arch.n_inner = sizes.n_inner != 0 ? sizes.n_inner : (inner + kStep - 1) / kStep * kStep;
+  const auto takes = [&](const char* key, std::int64_t given, std::int64_t taken) {
+    require(given == 0 || given == taken, "a {} has no model.{}; leave it out", family, key);
+  };
+  takes("n_expert", sizes.n_expert, arch.experts.count);
+  takes("n_expert_used", sizes.n_expert_used, arch.experts.per_token);
+  takes("n_expert_inner", sizes.n_expert_inner, arch.experts.inner);
   arch.validate();
   return arch;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/nn/layers.h"
+#include "core/nn/experts.h"
 
 namespace tessera::models {
 
@@ -52,6 +52,17 @@ struct Arch {
   Mlp mlp = Mlp::Gelu;
   bool mlp_bias = true;
 
+  /// Mixtures of experts, which are gated MLPs, in place of MLPs.
+  struct Experts {
+    std::int64_t count = 0;      ///< experts of a layer; 0: none
+    std::int64_t per_token = 0;  ///< experts that compute a token
+    std::int64_t inner = 0;      ///< width of an expert; 0: n_inner
+    bool renormalize = true;     ///< the weights of a token's experts sum to 1
+    double aux_loss = 0;         ///< coefficient of the loss that balances experts; 0: none
+    std::vector<std::int64_t> dense_layers{};  ///< layers with an MLP
+  };
+  Experts experts{};
+
   double embedding_scale = 1;                   ///< rounded to the dtype of the parameters
   bool embedding_norm = false;                  ///< a plain RMS norm of the embedded tokens
   bool tied = true;                             ///< the head's weight is the token embedding's
@@ -65,6 +76,9 @@ struct Arch {
   std::int64_t width_of_head() const { return head_dim == 0 ? n_embd / n_head : head_dim; }
   std::int64_t hidden() const { return n_inner == 0 ? 4 * n_embd : n_inner; }
   bool is_gated() const { return mlp == Mlp::SwiGlu || mlp == Mlp::GeGlu; }
+  bool has_experts(std::int64_t layer) const;
+  /// Parameters that compute a token, of `all`: without the experts that it is not routed to.
+  std::int64_t active_parameters(std::int64_t all) const;
   /// @throws InvalidArgument naming the value that does not fit
   void validate() const;
 };
@@ -73,6 +87,7 @@ struct Arch {
 struct Sizes {
   std::int64_t n_layer = 0, n_head = 0, n_kv_head = 0, head_dim = 0;
   std::int64_t n_embd = 0, n_inner = 0, vocab_size = 0, seq_len = 0;
+  std::int64_t n_expert = 0, n_expert_used = 0, n_expert_inner = 0;
 };
 /// A new model of a family: its switches, with default settings of Hugging Face's configuration.
 /// n_inner is 4 n_embd, or 8/3 n_embd for a gated MLP, rounded up to a multiple of 64.

@@ -8,6 +8,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
 #include "core/ops/norm.h"
+#include "core/ops/reduction.h"
 #include "core/ops/unary.h"
 #include "core/ops/view.h"
 #include "kernels/elementwise.h"
@@ -63,6 +64,12 @@ nn::MlpOptions mlp_of(const Arch& arch) {
           .names = names_of(arch).in_mlp};
 }
 
+nn::ExpertsOptions experts_of(const Arch& arch) {
+  nn::MlpOptions expert = mlp_of(arch);
+  if (arch.experts.inner > 0) expert.hidden = arch.experts.inner;
+  return {arch.experts.count, arch.experts.per_token, arch.experts.renormalize, expert};
+}
+
 // Constructed in place, because modules can't be moved.
 template <typename M, typename Options>
 std::optional<M> module_if(bool is_there, nn::Module& parent, std::string_view name,
@@ -100,11 +107,14 @@ DecoderBlock::DecoderBlock(nn::Module& parent, std::string_view name, const Arch
       attention_dropout_(*this, "attn_dropout", arch.dropout),
       mlp_norm_(norm_if(arch.pre_norm, *this, names_of(arch).mlp_norm, arch)),
       mlp_(module_if<nn::Mlp>(!arch.is_gated(), *this, names_of(arch).mlp, mlp_of(arch))),
-      gated_mlp_(module_if<nn::GatedMlp>(arch.is_gated(), *this, names_of(arch).mlp, mlp_of(arch))),
+      gated_mlp_(module_if<nn::GatedMlp>(arch.is_gated() && !arch.has_experts(newest_child(parent)),
+                                         *this, names_of(arch).mlp, mlp_of(arch))),
+      experts_(module_if<nn::Experts>(arch.has_experts(newest_child(parent)), *this,
+                                      names_of(arch).mlp, experts_of(arch))),
       post_mlp_norm_(norm_if(arch.post_norm, *this, names_of(arch).post_mlp_norm, arch)),
       mlp_dropout_(*this, "mlp_dropout", arch.dropout) {}
 
-Tensor DecoderBlock::operator()(const Tensor& x, nn::KvCache* cache) const {
+std::array<Tensor, 3> DecoderBlock::operator()(const Tensor& x, nn::KvCache* cache, bool balance) {
   const auto normed = [](const std::optional<nn::Norm>& norm, const Tensor& t) {
     return norm ? (*norm)(t) : t;
   };
@@ -118,8 +128,13 @@ Tensor DecoderBlock::operator()(const Tensor& x, nn::KvCache* cache) const {
     h.sum = ops::add(x, branch);
     h.y = h.sum;
   }
-  const Tensor wide = mlp_ ? (*mlp_)(h.y) : (*gated_mlp_)(h.y);
-  return ops::add(h.sum, mlp_dropout_(normed(post_mlp_norm_, wide)));
+  nn::Experts::Result mlp;
+  if (experts_)
+    mlp = (*experts_)(h.y);
+  else
+    mlp.y = mlp_ ? (*mlp_)(h.y) : (*gated_mlp_)(h.y);
+  const Tensor y = ops::add(h.sum, mlp_dropout_(normed(post_mlp_norm_, mlp.y)));
+  return balance ? std::array{y, mlp.probabilities, mlp.counts} : std::array{y, Tensor(), Tensor()};
 }
 
 Decoder::Decoder(const Arch& arch)
@@ -154,7 +169,7 @@ Tensor Decoder::embedded(const Tensor& tokens, std::int64_t past) const {
   return dropout_(x);
 }
 
-Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache) {
+Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache, Balance* balance) {
   const std::int64_t past = cache == nullptr ? 0 : cache->past;
   require(tokens.shape().size() == 2, "a model takes tokens [B, T], got shape {}", tokens.shape());
   require(tokens.dtype() == DType::I32, "a model takes tokens of dtype i32, got {}",
@@ -165,7 +180,17 @@ Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache) {
   const auto embed = [this, past](const Tensor& t) { return embedded(t, past); };
   Tensor x = positions_ ? nn::unit({&embed_, &*positions_}, embed, tokens)
                         : nn::unit({&embed_}, embed, tokens);
-  for (DecoderBlock& block : blocks_) x = nn::unit(block, x, cache);
+  const auto add = [](Tensor& sum, const Tensor& term) {
+    sum = sum.defined() ? ops::add(sum, term) : term;
+  };
+  for (DecoderBlock& block : blocks_) {
+    const std::array<Tensor, 3> results = nn::unit(block, x, cache, balance != nullptr);
+    x = results[0];
+    if (!results[1].defined()) continue;
+    add(balance->probabilities, results[1]);
+    add(balance->counts, results[2].detach());
+    ++balance->layers;
+  }
   return nn::unit(norm_, x);
 }
 
@@ -174,15 +199,30 @@ Tensor Decoder::capped(const Tensor& logits) const {
   return cap > 0 ? ops::tanh(logits * (1.0 / cap)) * cap : logits;
 }
 
+// Number of experts times the sum over experts of routed tokens / tokens times mean probability, over
+// the tokens of all layers. Source: load_balancing_loss_func() of transformers; Fedus et al. 2021,
+// arXiv:2101.03961, eq. 4 to 6.
+Tensor Decoder::balance_loss(const Balance& balance, std::int64_t tokens, double scale) const {
+  const Arch::Experts& experts = arch().experts;
+  const double rows = static_cast<double>(tokens) * static_cast<double>(balance.layers);
+  const Tensor products = ops::sum(balance.probabilities * balance.counts);
+  return ops::reshape(products, {1}) * (experts.aux_loss * static_cast<double>(experts.count) *
+                                        static_cast<double>(tokens) * scale / (rows * rows));
+}
+
 Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale) {
   require(targets.shape() == tokens.shape(), "targets {} must have the shape of tokens {}",
           targets.shape(), tokens.shape());
   const std::int64_t rows = tokens.numel();
-  const Tensor x = ops::reshape(hidden(tokens, nullptr), {rows, arch().n_embd});
+  Balance balance;
+  const bool balances = arch().experts.aux_loss > 0 && tokens.context()->grad_enabled();
+  const Tensor x =
+      ops::reshape(hidden(tokens, nullptr, balances ? &balance : nullptr), {rows, arch().n_embd});
   const auto loss_of = [this, scale](const Tensor& h, const Tensor& t) {
     return ops::linear_cross_entropy(h, head_weight(), t, scale, 0, arch().logits_softcap);
   };
-  return nn::unit({&head()}, loss_of, x, targets.alias({rows}, {1}, 0));
+  const Tensor loss = nn::unit({&head()}, loss_of, x, targets.alias({rows}, {1}, 0));
+  return balance.layers == 0 ? loss : ops::add(loss, balance_loss(balance, rows, scale));
 }
 
 Tensor Decoder::logits(const Tensor& tokens) {

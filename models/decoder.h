@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
+#include "core/nn/experts.h"
 #include "core/nn/layers.h"
 #include "models/language_model.h"
 
@@ -15,7 +17,10 @@ class DecoderBlock : public nn::Module {
   DecoderBlock(nn::Module& parent, std::string_view name, const Arch& arch);
   /// @param x      [B, T, C]
   /// @param cache  for decoding; else null
-  Tensor operator()(const Tensor& x, nn::KvCache* cache) const;
+  /// @param balance  return the use of experts
+  /// @return       [B, T, C]; with `balance` and experts also their probabilities and counts, see
+  ///   nn::Experts::Result, else undefined tensors
+  std::array<Tensor, 3> operator()(const Tensor& x, nn::KvCache* cache, bool balance);
 
  private:
   std::optional<nn::Norm> attention_norm_;
@@ -25,6 +30,7 @@ class DecoderBlock : public nn::Module {
   std::optional<nn::Norm> mlp_norm_;
   std::optional<nn::Mlp> mlp_;
   std::optional<nn::GatedMlp> gated_mlp_;
+  std::optional<nn::Experts> experts_;
   std::optional<nn::Norm> post_mlp_norm_;
   nn::Dropout mlp_dropout_;
 };
@@ -45,7 +51,13 @@ class Decoder final : public LanguageModel {
 
  private:
   Tensor embedded(const Tensor& tokens, std::int64_t past) const;
-  Tensor hidden(const Tensor& tokens, nn::KvCache* cache);
+  /// Sums over layers with experts.
+  struct Balance {
+    Tensor probabilities, counts;
+    std::int64_t layers = 0;
+  };
+  Tensor hidden(const Tensor& tokens, nn::KvCache* cache, Balance* balance = nullptr);
+  Tensor balance_loss(const Balance& balance, std::int64_t tokens, double scale) const;
   nn::Module& head();
   const Tensor& head_weight() const;
   Tensor capped(const Tensor& logits) const;

@@ -15,11 +15,13 @@ class LanguageModel : public nn::Module {
  public:
   const Arch& arch() const { return arch_; }
 
-  /// scale * sum of cross-entropies in nats.
+  /// scale * sum of cross-entropies in nats. While operations are recorded, experts add their
+  /// auxiliary loss (Arch::Experts::aux_loss) of these B T tokens, times B T scale: with a scale of
+  /// 1 / (tokens of the whole step), micro-batches on all ranks add up to their mean.
   /// @param tokens   [B, T] i32, T <= seq_len
   /// @param targets  [B, T] i32, -1: ignored
   /// @param scale    e.g. 1 / (tokens of the whole step)
-  /// @return         [1], f32. Must be the root of backward; see ops::linear_cross_entropy.
+  /// @return         [1], f32. The root of backward; see ops::linear_cross_entropy.
   virtual Tensor loss(const Tensor& tokens, const Tensor& targets, double scale) = 0;
 
   /// @param tokens  [B, T] i32

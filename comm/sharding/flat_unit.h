@@ -85,6 +85,7 @@ class FlatUnit final : private StorageSupplier {
   bool is_reduced() const { return reduced_; }
 
   int users = 0;        ///< forward and backward passes that are running and use the parameters
+  int gathered_by = 1;  ///< users at the first read: the last of them releases
   int outstanding = 0;  ///< forward passes whose backward has not ended
 
   /// Gathered copy that an optimizer step can write together with the master, rounded to the

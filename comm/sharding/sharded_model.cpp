@@ -233,6 +233,7 @@ void ShardedModel::demand(FlatUnit& unit) {
           "a parameter of unit '{}' was read outside of nn::unit, where it is sharded: call the "
           "module that has it by nn::unit(module, inputs...)",
           unit.name());
+  unit.gathered_by = std::max(1, unit.users);
   Order* const learned = order();
   if (learned == nullptr) {
     unit.start_gather();
@@ -257,7 +258,8 @@ void ShardedModel::enter(const Units& units) {
 
 void ShardedModel::leave(const Units& units, bool after_forward) {
   for (FlatUnit* unit : units) {
-    if (--unit->users > 0 || whole_) continue;
+    // A run within another one releases what it gathered itself.
+    if (--unit->users >= unit->gathered_by || whole_) continue;
     if (after_forward && !spec_.reshard_after_forward && unit->outstanding > 0) continue;
     const Units soon = expected(static_cast<std::size_t>(std::max(spec_.gather_ahead, 1)));
     if (std::find(soon.begin(), soon.end(), unit) != soon.end())
@@ -270,6 +272,12 @@ void ShardedModel::leave(const Units& units, bool after_forward) {
 nn::UnitPrecision ShardedModel::precision() const {
   if (!spec_.output) return {};
   return {.input = spec_.compute, .output = spec_.output};
+}
+
+bool ShardedModel::gathers_alone(const nn::Module& module) {
+  std::size_t gathered = 0;
+  for (const FlatUnit* unit : units_of_module(module)) gathered += unit->parameters().size();
+  return gathered == module.parameters().size();
 }
 
 std::shared_ptr<autograd::Scope> ShardedModel::before_forward(
@@ -322,7 +330,10 @@ void ShardedModel::begin_phase(Phase phase) {
   ranges_.clear();
   running_.clear();
   whole_ = false;
-  for (const auto& unit : units_) unit->users = 0;
+  for (const auto& unit : units_) {
+    unit->users = 0;
+    unit->gathered_by = 1;
+  }
 
   phase_ = phase;
   training_order_.next = evaluation_order_.next = 0;

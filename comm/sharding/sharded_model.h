@@ -95,6 +95,7 @@ class ShardedModel final : public nn::UnitRuntime {
   void end_evaluation();
 
   nn::UnitPrecision precision() const override;
+  bool gathers_alone(const nn::Module& module) override;
   std::shared_ptr<autograd::Scope> before_forward(std::span<nn::Module* const> modules) override;
   void after_forward(std::span<nn::Module* const> modules,
                      const std::shared_ptr<autograd::Scope>& scope) override;

@@ -38,7 +38,8 @@ class InputGradients {
   virtual GradientView weight_target(int i) = 0;
   /// Passes `grad` on as input i's gradient. Copies it only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
-  /// True if the operation's result is the root of backward() with the default gradient of 1.
+  /// True if the gradient of the operation's result is backward()'s default gradient of 1: for the
+  /// root, and for terms of a sum that is the root.
   virtual bool is_default_seed() const = 0;
 };
 

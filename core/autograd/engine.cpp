@@ -173,7 +173,8 @@ std::vector<std::shared_ptr<Node>> collect(std::span<const Tensor> roots, std::u
   return order;
 }
 
-void run(Node& node, bool default_seed) {
+// @param default_seed  the gradient of 1 that backward() began with, or null
+void run(Node& node, const TensorImpl* default_seed) {
   std::vector<Tensor> grads;
   bool any = false;
   for (Node::Output& output : node.outputs) {
@@ -185,7 +186,7 @@ void run(Node& node, bool default_seed) {
     grads.front() = new_gradient(node, 0);
     kernels::fill(*node.context, grads.front().view(), 0.0);
   }
-  NodeGradients into(node, default_seed);
+  NodeGradients into(node, default_seed != nullptr && grads.front().impl() == default_seed);
   node.done = true;
   node.backward(grads, into);
   into.finish();
@@ -226,20 +227,21 @@ void run_backward(std::span<const Tensor> roots, std::span<const Tensor> grads,
   const std::shared_ptr<Context>& context = roots.front().context();
   const NoGradGuard off(*context);
   std::vector<std::shared_ptr<Node>> order = collect(roots, oldest);
+  Tensor default_seed;  // of the first root; shared, so that no operation changes it in place
   for (std::size_t i = 0; i < roots.size(); ++i) {
     const TensorImpl& root = *roots[i].impl();
     const Tensor seed =
         grads[i].defined() ? grads[i] : Tensor::full(context, root.shape, root.dtype, 1.0);
+    if (i == 0 && !grads[i].defined()) default_seed = seed;
     if (root.node == nullptr)
       kernels::cast(*context, seed.view(), take_leaf_place(*roots[i].impl()));
     else
       give(*root.node, root.output, seed);
   }
   OpenScopes scopes;
-  bool default_seed = !grads.front().defined();
   for (std::shared_ptr<Node>& node : order) {
     scopes.move_to(node->scope);
-    run(*node, std::exchange(default_seed, false));
+    run(*node, default_seed.impl());
     node.reset();
   }
   scopes.move_to(nullptr);

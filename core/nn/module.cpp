@@ -51,7 +51,12 @@ bool Module::is_recomputed() const {
 }
 
 void Module::add(Parameter& parameter) {
-  for (const Parameter* other : root_->parameters_)
+  // Paths of modules are unique, so that names are compared within the owner alone.
+  const std::size_t begin = path_.empty() ? 0 : path_.size() + 1;
+  require(parameter.name.find('.', begin) == std::string::npos,
+          "the name of a parameter must not contain '.', got '{}' in '{}'",
+          parameter.name.substr(begin), path_);
+  for (const Parameter* other : own_parameters_)
     require(other->name != parameter.name, "the model has two parameters named '{}'; rename one",
             parameter.name);
   own_parameters_.push_back(&parameter);

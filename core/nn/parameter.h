@@ -25,9 +25,9 @@ class Module;
 /// As a member of its module: Parameter weight{*this, "weight", {out, in}, normal};
 struct Parameter {
   /// Adds the parameter to `owner`, which must outlive it, and to the modules above it.
-  /// @param name   unique within the owner
+  /// @param name   unique within the owner, without '.'
   /// @param decay  apply weight decay
-  /// @throws InvalidArgument if the tree has a parameter of the same path already
+  /// @throws InvalidArgument if the owner has a parameter of this name, or on a '.' in it
   Parameter(nn::Module& owner, std::string_view name, const Shape& shape, Initialization init,
             bool decay);
   /// With weight decay for tensors of two or more dims.

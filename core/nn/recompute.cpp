@@ -26,12 +26,20 @@ Recompute parse_recompute(std::string_view text) {
       "train.recompute must be none, mlp, block or 'every N' with N from 1, got '{}'", text);
 }
 
-Tensor recompute_mlp(const Module& mlp, const Tensor& x,
-                     const std::function<Tensor(const Tensor&)>& forward) {
+std::vector<Tensor> recompute_mlp(
+    const Module& mlp, const Tensor& x,
+    const std::function<std::vector<Tensor>(const Tensor&)>& forward) {
   const bool again = mlp.recompute().part == Recompute::Mlp && x.context()->grad_enabled() &&
                      (x.requires_grad() || mlp.is_trainable());
   if (!again) return forward(x);
-  return autograd::recompute([forward](std::span<const Tensor> in) { return forward(in[0]); }, {x});
+  return autograd::recompute(
+      std::function([forward](std::span<const Tensor> in) { return forward(in[0]); }), {x});
+}
+
+Tensor recompute_mlp(const Module& mlp, const Tensor& x,
+                     const std::function<Tensor(const Tensor&)>& forward) {
+  return recompute_mlp(mlp, x, [forward](const Tensor& in) { return std::vector{forward(in)}; })
+      .front();
 }
 
 }  // namespace tessera::nn

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "core/tensor.h"
 
@@ -31,5 +32,8 @@ Recompute parse_recompute(std::string_view text);
 /// forward(x), computed again in backward where the model's setting is Recompute::Mlp. For MLPs.
 Tensor recompute_mlp(const Module& mlp, const Tensor& x,
                      const std::function<Tensor(const Tensor&)>& forward);
+/// The same for several results.
+std::vector<Tensor> recompute_mlp(const Module& mlp, const Tensor& x,
+                                  const std::function<std::vector<Tensor>(const Tensor&)>& forward);
 
 }  // namespace tessera::nn

@@ -25,6 +25,8 @@ class UnitRuntime {
  public:
   virtual ~UnitRuntime() = default;
   virtual UnitPrecision precision() const { return {}; }
+  /// Whether the module's parameters are gathered without those of other modules.
+  virtual bool gathers_alone(const Module& /*module*/) { return false; }
   /// Called before the forward pass of `modules`, whose parameters it may then read.
   /// @return the scope of the operations of this run; null: none
   virtual std::shared_ptr<autograd::Scope> before_forward(std::span<Module* const> modules) = 0;

@@ -183,7 +183,8 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
       const bool is_one = into.is_default_seed() || grad_loss.device().type == DeviceType::Meta ||
                           (grad_loss.device().type == DeviceType::CPU && grad_loss.item() == 1.0);
       require(is_one,
-              "{} must be the root of backward: its gradients were computed during forward for a "
+              "{} must be the root of backward, or a term of a sum that is: its gradients were "
+              "computed during forward for a "
               "gradient of 1, got {}; use its scale",
               kName,
               grad_loss.device().type == DeviceType::CPU ? fmt::format("{}", grad_loss.item())

@@ -20,8 +20,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale =
 ///
 /// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,
 /// forward also computes the gradients of x and weight from each chunk's logits and accumulates the
-/// gradient of weight in its leaf. So the result must be the root of backward (a gradient other
-/// than 1 is an error: use `scale`), and evaluation belongs under NoGradGuard.
+/// gradient of weight in its leaf. So the result must be the root of backward, or a term of a sum
+/// that is (a gradient other than 1 is an error: use `scale`), and evaluation belongs under
+/// NoGradGuard.
 ///
 /// @param x        [N, C], f64, f32 or bf16, contiguous
 /// @param weight   [V, C], dtype of x; a leaf if it requires a gradient

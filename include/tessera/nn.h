@@ -7,6 +7,7 @@
 ///       Tensor operator()(const Tensor& x) { return nn::unit(down, ops::tanh(nn::unit(up, x))); }
 ///     };
 
+#include "core/nn/experts.h"
 #include "core/nn/layers.h"
 #include "core/nn/lora.h"
 #include "core/nn/module.h"

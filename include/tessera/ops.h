@@ -9,6 +9,7 @@
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/embedding.h"
+#include "core/ops/experts.h"
 #include "core/ops/linear.h"
 #include "core/ops/matmul.h"
 #include "core/ops/norm.h"

@@ -1,27 +1,11 @@
 #pragma once
 
-#include <span>
 #include <string>
-#include <string_view>
 
 #include "core/base/dtype.h"
 #include "io/base/json.h"
 
 namespace tessera::io {
-
-/// A family of decoders other than GPT-2, and the values of settings that its config.json leaves out.
-struct DecoderFamily {
-  std::string_view name;          ///< "arch" of a "model" section
-  std::string_view model_type;    ///< of config.json
-  std::string_view architecture;  ///< class of transformers
-  std::int64_t kv_heads = 0;      ///< 0: as many as heads
-  std::int64_t head_dim = 0;      ///< 0: hidden_size / num_attention_heads
-  bool tied = false;
-  double eps = 1e-6;
-  double rope_theta = 10'000;
-  std::int64_t window = 0;
-};
-std::span<const DecoderFamily> decoder_families();
 
 /// Tessera's "model" section (see models::to_json) from a config.json of one of decoder_families().
 /// @param source  named in errors, usually the file

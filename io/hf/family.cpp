@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "io/hf/decoder_config.h"
+#include "io/hf/decoder_family.h"
 #include "io/hf/gpt2_config.h"
 #include "io/hf/lora.h"
 

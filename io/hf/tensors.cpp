@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "io/hf/decoder_family.h"
 
 namespace tessera::io {
 namespace {
@@ -36,6 +38,29 @@ bool flag_of(const Json& model, const char* key, bool missing) {
   const auto found = model.find(key);
   return found != model.end() && found->is_boolean() ? found->get<bool>() : missing;
 }
+
+// Experts of a "model" section: of each layer, or none.
+struct Experts {
+  std::int64_t count = 0, inner = 0;
+  std::vector<std::int64_t> dense_layers;
+
+  explicit Experts(const Json& model) {
+    const auto found = model.find("experts");
+    if (found == model.end() || !found->is_object()) return;
+    count = size_of(*found, "count");
+    require(count <= kMostExperts, "the model section has {} experts; at most {} are accepted",
+            count, kMostExperts);
+    inner = found->contains("inner") ? size_of(*found, "inner") : size_of(model, "n_inner");
+    for (const Json& layer : found->value("dense_layers", Json::array())) {
+      require(layer.is_number_integer(), "the model section's dense_layers must be numbers, got {}",
+              layer.dump());
+      dense_layers.push_back(layer.get<std::int64_t>());
+    }
+  }
+  bool are_in(std::int64_t layer) const {
+    return count > 0 && std::ranges::find(dense_layers, layer) == dense_layers.end();
+  }
+};
 
 using Part = HfTensor::Part;
 
@@ -83,7 +108,9 @@ std::vector<HfTensor> gpt2_tensors(const Json& model) {
 }
 
 std::vector<HfTensor> decoder_tensors(const Json& model) {
-  const std::string family = text_of(model, "arch", "");
+  const DecoderFamily* const family = find_decoder_family(text_of(model, "arch", ""));
+  require(family != nullptr, "the model section has arch \"{}\", which has no known tensors",
+          text_of(model, "arch", ""));
   const std::int64_t width = size_of(model, "n_embd"), heads = size_of(model, "n_head");
   const std::int64_t kv_heads = size_of(model, "n_kv_head"), dim = size_of(model, "head_dim");
   const std::int64_t hidden = size_of(model, "n_inner"), vocab = size_of(model, "vocab_size");
@@ -95,7 +122,10 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
   const bool post_norm = flag_of(model, "post_norm", false);
   const bool has_norms = text_of(model, "norm", "layer") != "plain_rms";
   const std::string mlp = text_of(model, "mlp", "gelu");
-  const bool gated = mlp == "swiglu" || mlp == "geglu", fused = family == "phi3";
+  const bool gated = mlp == "swiglu" || mlp == "geglu", fused = family->fused;
+
+  const Experts experts(model);
+  const DecoderExperts& expert_names = family->experts;
 
   // Names of the norm before the MLP: with norms after attention, its usual name is taken.
   const char* const mlp_norm = post_norm ? "pre_feedforward_layernorm" : "post_attention_layernorm";
@@ -118,13 +148,13 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
     };
     // `parts` of a linear layer: names and rows.
     const auto add_linear = [&](const std::string& name, std::int64_t in, bool bias,
-                                std::vector<Part> parts) {
+                                std::vector<Part> parts, bool adapts = true) {
       std::int64_t out = 0;
       for (const Part& part : parts) out += part.rows;
       std::vector<Part> biases = parts;
       for (Part& part : parts) part.name = theirs + part.name + ".weight";
       for (Part& part : biases) part.name = theirs + part.name + ".bias";
-      tensors.add(ours + name + ".weight", {out, in}, std::move(parts)).is_linear = true;
+      tensors.add(ours + name + ".weight", {out, in}, std::move(parts)).is_linear = adapts;
       if (bias) tensors.add(ours + name + ".bias", {out}, std::move(biases));
     };
 
@@ -143,7 +173,20 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
     }
     add_norm(post_norm, "post_attention_norm", "post_attention_layernorm");
     add_norm(pre_norm, "mlp_norm", mlp_norm);
-    if (!gated) {
+    if (experts.are_in(layer)) {
+      const std::string module(expert_names.module);
+      add_linear("mlp.router", width, false, {{module + ".gate", experts.count}}, false);
+      for (std::int64_t i = 0; i < experts.count; ++i) {
+        const std::string expert = fmt::format("mlp.experts.{}.", i);
+        const auto part = [&](std::string_view name, std::int64_t rows) {
+          return Part{fmt::format("{}.experts.{}.{}", module, i, name), rows};
+        };
+        add_linear(expert + "up", width, false,
+                   {part(expert_names.gate, experts.inner), part(expert_names.up, experts.inner)},
+                   false);
+        add_linear(expert + "down", experts.inner, false, {part(expert_names.down, width)}, false);
+      }
+    } else if (!gated) {
       add_linear("mlp.up", width, mlp_bias, {{"mlp.fc1", hidden}});
       add_linear("mlp.down", hidden, mlp_bias, {{"mlp.fc2", width}});
     } else {

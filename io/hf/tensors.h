@@ -17,7 +17,7 @@ struct HfTensor {
   };
   TensorInfo info;
   std::vector<Part> parts;
-  bool is_linear = false;  ///< the weight of a linear layer of a block
+  bool is_linear = false;  ///< the weight of a layer of a block that LoRA can adapt: no expert
   bool in_out = false;     ///< which is [in, out], else [out, in]
 
   /// Shape of a part.

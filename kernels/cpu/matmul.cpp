@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/workspace.h"
 
 // Eigen multiplies f32 matrices. Its templates dominate the compile time of this file, so only c +=
@@ -110,6 +111,19 @@ void widen(Context& context, float* out, const BFloat16* in, Index rows, Index c
   });
 }
 
+void narrow(Context& context, BFloat16* out, const float* in, Index rows, Index columns,
+            Index stride, bool accumulate) {
+  for_rows(context, rows, columns, [=](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {
+      const float* from = in + i * columns;
+      BFloat16* to = out + i * stride;
+#pragma omp simd
+      for (Index j = 0; j < columns; ++j)
+        store(to + j, accumulate ? from[j] + load(to + j) : from[j]);
+    }
+  });
+}
+
 template <typename C>
 void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index k) {
   const Index panel = std::min(n, kPanelColumns);
@@ -145,18 +159,7 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
         context, {wide_a, args.a.shape[1], args.transpose_a},
         {wide_b, args.transpose_b ? k : columns, args.transpose_b}, out, out_stride, m, columns, k,
         args.bias.data != nullptr ? bias + column : nullptr, direct && args.accumulate);
-    if constexpr (!direct) {
-      const bool accumulate = args.accumulate;
-      for_rows(context, m, columns, [&](Index begin, Index end) {
-        for (Index i = begin; i < end; ++i) {
-          const float* from = sums + i * columns;
-          C* to = c + i * c_stride;
-#pragma omp simd
-          for (Index j = 0; j < columns; ++j)
-            store(to + j, accumulate ? from[j] + load(to + j) : from[j]);
-        }
-      });
-    }
+    if constexpr (!direct) narrow(context, c, sums, m, columns, c_stride, args.accumulate);
   }
 }
 
@@ -167,6 +170,90 @@ void multiply_plain(Context& context, const Matmul& args, Index m, Index n, Inde
                        {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
                        static_cast<T*>(args.c.data), args.c.strides[0], m, n, k,
                        static_cast<const T*>(args.bias.data), args.accumulate);
+}
+
+/// Rows [begin, end) of a group.
+struct Group {
+  Index begin, end;
+  Group(const TensorView& offsets, Index group)
+      : begin(static_cast<const std::int32_t*>(offsets.data)[group]),
+        end(static_cast<const std::int32_t*>(offsets.data)[group + 1]) {}
+  Index rows() const { return end - begin; }
+};
+
+template <typename T>
+void grouped_plain(Context& context, const GroupedMatmul& args) {
+  const Index k = args.a.shape[1], n = args.c.view.shape[1];
+  for (Index i = 0; i < args.groups; ++i) {
+    const Group group(args.offsets, args.first + i);
+    if (group.rows() == 0) continue;
+    multiply_threaded<T>(
+        context, {static_cast<const T*>(args.a.data) + group.begin * k, k, false},
+        {static_cast<const T*>(args.b[i].data), args.b[i].shape[1], args.transpose_b},
+        static_cast<T*>(args.c.view.data) + group.begin * n, n, group.rows(), n, k, nullptr,
+        args.c.accumulate);
+  }
+}
+
+void grouped_bf16(Context& context, const GroupedMatmul& args) {
+  const Index m = args.a.shape[0], k = args.a.shape[1], n = args.c.view.shape[1];
+  const Workspace workspace(
+      context, static_cast<std::size_t>(m * k + n * k + m * n) * sizeof(float), "grouped_matmul");
+  if (workspace.is_planned()) return;
+  auto* const wide_a = static_cast<float*>(workspace.data());
+  float* const wide_b = wide_a + m * k;
+  float* const sums = wide_b + n * k;
+  const auto* const a = static_cast<const BFloat16*>(args.a.data);
+  auto* const c = static_cast<BFloat16*>(args.c.view.data);
+  for (Index i = 0; i < args.groups; ++i) {
+    const Group group(args.offsets, args.first + i);
+    if (group.rows() == 0) continue;
+    const Index columns = args.b[i].shape[1];
+    widen(context, wide_a, a + group.begin * k, group.rows(), k, k);
+    widen(context, wide_b, static_cast<const BFloat16*>(args.b[i].data), args.b[i].shape[0],
+          columns, columns);
+    multiply_threaded<float>(context, {wide_a, k, false}, {wide_b, columns, args.transpose_b}, sums,
+                             n, group.rows(), n, k, nullptr, false);
+    narrow(context, c + group.begin * n, sums, group.rows(), n, n, args.c.accumulate);
+  }
+}
+
+/// @param a, b  the rows of a group
+template <typename T>
+void group_gradient(Context& context, const T* a, const T* b, Index rows, const GradientView& to) {
+  const Index p = to.view.shape[0], q = to.view.shape[1];
+  multiply_threaded<T>(context, {a, p, true}, {b, q, false}, static_cast<T*>(to.view.data), q, p, q,
+                       rows, nullptr, to.accumulate);
+}
+
+template <typename T>
+void gradient_plain(Context& context, const GroupedGradient& args) {
+  const auto* const a = static_cast<const T*>(args.a.data);
+  const auto* const b = static_cast<const T*>(args.b.data);
+  for (Index i = 0; i < args.groups; ++i) {
+    const Group group(args.offsets, args.first + i);
+    if (args.c[i])
+      group_gradient<T>(context, a + group.begin * args.a.shape[1],
+                        b + group.begin * args.b.shape[1], group.rows(), args.c[i]);
+  }
+}
+
+void gradient_bf16(Context& context, const GroupedGradient& args) {
+  const Index m = args.a.shape[0], p = args.a.shape[1], q = args.b.shape[1];
+  const Workspace workspace(context, static_cast<std::size_t>(m * (p + q)) * sizeof(float),
+                            "grouped_gradient");
+  if (workspace.is_planned()) return;
+  auto* const wide_a = static_cast<float*>(workspace.data());
+  float* const wide_b = wide_a + m * p;
+  for (Index i = 0; i < args.groups; ++i) {
+    const Group group(args.offsets, args.first + i);
+    if (!args.c[i]) continue;
+    widen(context, wide_a, static_cast<const BFloat16*>(args.a.data) + group.begin * p,
+          group.rows(), p, p);
+    widen(context, wide_b, static_cast<const BFloat16*>(args.b.data) + group.begin * q,
+          group.rows(), q, q);
+    group_gradient<float>(context, wide_a, wide_b, group.rows(), args.c[i]);
+  }
 }
 
 }  // namespace
@@ -183,6 +270,24 @@ void matmul(Context& context, const Matmul& args) {
     multiply_bf16<float>(context, args, m, n, k);
   else
     multiply_bf16<BFloat16>(context, args, m, n, k);
+}
+
+void grouped_matmul(Context& context, const GroupedMatmul& args) {
+  if (args.a.dtype == DType::F64)
+    grouped_plain<double>(context, args);
+  else if (args.a.dtype == DType::F32)
+    grouped_plain<float>(context, args);
+  else
+    grouped_bf16(context, args);
+}
+
+void grouped_gradient(Context& context, const GroupedGradient& args) {
+  if (args.a.dtype == DType::F64)
+    gradient_plain<double>(context, args);
+  else if (args.a.dtype == DType::F32)
+    gradient_plain<float>(context, args);
+  else
+    gradient_bf16(context, args);
 }
 
 TESSERA_CPU_END

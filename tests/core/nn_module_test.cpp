@@ -140,12 +140,15 @@ TEST_CASE("settings belong to the whole tree") {
 
 TEST_CASE("names are unique") {
   nn::Module root;
-  const nn::Module a(root, "a");
+  nn::Module a(root, "a");
   CHECK_THROWS_WITH_AS(nn::Module(root, "a"), "module '' has two members named 'a'; rename one",
                        InvalidArgument);
   CHECK_THROWS_AS(nn::Module(root, "a.b"), InvalidArgument);
   Parameter weight(root, "weight", {2}, {});
   CHECK_THROWS_WITH_AS(Parameter(root, "weight", {2}, {}),
                        "the model has two parameters named 'weight'; rename one", InvalidArgument);
+  CHECK_THROWS_WITH_AS(Parameter(a, "b.c", {2}, {}),
+                       "the name of a parameter must not contain '.', got 'b.c' in 'a'",
+                       InvalidArgument);
   CHECK_THROWS_AS(nn::Module(root, ""), InvalidArgument);
 }

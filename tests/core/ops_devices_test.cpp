@@ -6,6 +6,7 @@
 #include "core/autograd/autograd.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"
+#include "core/ops/experts.h"
 #include "core/ops/matmul.h"
 #include "core/ops/reduction.h"
 #include "core/ops/selection.h"
@@ -23,6 +24,29 @@ using Tensors = std::vector<Tensor>;
 Tensor integers(const Tensor& like, const Shape& shape, const std::vector<std::int32_t>& values) {
   return Tensor::from<std::int32_t>(like.context(), shape, values);
 }
+
+DType accumulator(const Tensor& t) { return t.dtype() == DType::F64 ? DType::F64 : DType::F32; }
+
+// Two experts of five for each of six tokens; none for expert 3.
+ops::Grouping grouped(const Tensor& like) {
+  return ops::group_by_expert(integers(like, {6, 2}, {4, 0, 0, 1, 1, 4, 4, 2, 1, 0, 4, 1}), 5);
+}
+
+// t: rows [12, 3], then weights [8, 3] and [3, 4] of five experts.
+Tensor run_experts(const Tensors& t, bool one_by_one) {
+  const ops::Grouping grouping = grouped(t[0]);
+  const Tensor hidden = Tensor::empty(t[0].context(), {12, 8}, t[0].dtype());
+  Tensor y = Tensor::empty(t[0].context(), {12, 3}, t[0].dtype());
+  const Tensors up(t.begin() + 1, t.begin() + 6), down(t.begin() + 6, t.end());
+  if (!one_by_one) return ops::expert_mlps(t[0], grouping, 0, up, down, ops::Gate::Silu, hidden, y);
+  for (std::size_t i = 0; i < 5; ++i)
+    y = ops::expert_mlps(t[0], grouping, static_cast<std::int64_t>(i), {up[i]}, {down[i]},
+                         ops::Gate::Silu, hidden, y);
+  return y;
+}
+
+const std::vector<Shape> kExperts = {{12, 3}, {8, 3}, {8, 3}, {8, 3}, {8, 3}, {8, 3},
+                                     {3, 4},  {3, 4}, {3, 4}, {3, 4}, {3, 4}};
 
 struct Case {
   const char* name;
@@ -136,6 +160,21 @@ const std::vector<Case>& cases() {
        [](const Tensors& t) {
          return ops::cross_entropy(t[0], integers(t[0], {4}, {6, -1, 0, 3}), 0.25);
        }},
+      {"rows of chosen experts",
+       {{6, 9}, {6, 7}},
+       {6, 9},
+       [](const Tensors& t) {
+         const Tensor p = ops::softmax(ops::cast(t[1], accumulator(t[1])));
+         const Tensor chosen = ops::top_k(p, 3);
+         const ops::Grouping grouping = ops::group_by_expert(chosen, 7);
+         return ops::collect_rows(ops::spread_rows(t[0], grouping), ops::gather(p, 1, chosen),
+                                  grouping);
+       }},
+      {"expert_mlps", kExperts, {12, 3}, [](const Tensors& t) { return run_experts(t, false); }},
+      {"expert_mlps, one by one",
+       kExperts,
+       {12, 3},
+       [](const Tensors& t) { return run_experts(t, true); }},
       {"losses are added up",
        {{4, 7}},
        {1},

@@ -61,10 +61,22 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
   add("train.recompute", draw.one_of({"none", "mlp", "block", "every 2"}));
   const int start = draw.number(0, 5);
+  bool has_experts = false;
   if (start < 2) {
     add("model.init_from", base);
     add_number("model.seq_len", draw.number(2, 32));
   } else {
+    const std::string arch = draw.one_of({"gpt2", "gpt2", "mixtral", "qwen3_moe"});
+    add("model.arch", arch);
+    if (arch != "gpt2") {
+      const int experts = draw.number(1, 5);
+      add_number("model.n_expert", experts);
+      add_number("model.n_expert_used", draw.number(1, experts));
+      add_number("model.n_inner", 8 * draw.number(1, 5));
+      if (arch == "qwen3_moe") add_number("model.n_expert_inner", 4 * draw.number(1, 8));
+      add("model.aux_loss", draw.one_of({"0", "0.01"}));
+      has_experts = true;
+    }
     add_number("model.n_layer", draw.number(1, some + 1));
     add_number("model.n_head", heads);
     add_number("model.n_embd", heads * 4 * draw.number(1, 6));
@@ -76,13 +88,15 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
     add("lora.dropout", draw.one_of({"0", "0.1"}));
     add("lora.targets", draw.one_of({"all-linear", "c_attn", "mlp.c_proj"}));
   }
-  if (start > 0 && draw.number(0, 2) == 0)
+  if (start > 0 && !has_experts && draw.number(0, 2) == 0)
     add("optim.freeze", draw.one_of({"h.0.*", "wte.weight", "h.*.weight"}));
   add("model.dropout", draw.one_of({"0", "0.1"}));
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
   if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);
   add_number("shard.gather_ahead", draw.number(0, 3));
-  add("shard.units", draw.one_of({"block", "block", "2K", "1B", "h.*.mlp,h.0.attn"}));
+  add("shard.units", draw.one_of({"block", "block", "2K", "1B",
+                                  has_experts ? "layers.*.mlp.experts.*,layers.0.attention"
+                                              : "h.*.mlp,h.0.attn"}));
   add_number("shard.check_replicas_every", draw.number(0, 3));
   add("shard.reshard_after_forward", draw.one_of({"on", "off"}));
   add("shard.accumulate", draw.one_of({"sharded", "whole"}));

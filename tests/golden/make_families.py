@@ -48,6 +48,22 @@ def weight(name, shape):
     return torch.tensor(value.astype(np.float32).reshape(shape), dtype=torch.float64)
 
 
+def on_disk(model, name, tensor):
+    """(name, part) of a parameter or its gradient as files hold it: experts are stored one by one."""
+    mixtral = model.config.model_type == "mixtral"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    if mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        yield name, tensor
+        return
+    prefix, kind = name.rsplit(".", 1)
+    for i, expert in enumerate(tensor):
+        parts = zip(names[:2], expert.chunk(2)) if kind == "gate_up_proj" else [(names[2], expert)]
+        for part, value in parts:
+            yield f"{prefix}.{i}.{part}.weight", value
+
+
 def decode(model, text):
     """Greedy continuation; None if two logits are so close that either order would be right.
 
@@ -68,25 +84,30 @@ def decode(model, text):
 
 def case(label, config):
     # Eager attention, because the other kinds lack soft caps.
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
     tied = config.tie_word_embeddings
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weight(name, tuple(parameter.shape)))
+            for stored, part in on_disk(model, name, parameter):
+                part.copy_(weight(stored, tuple(part.shape)))
     assert not tied or model.lm_head.weight is model.get_input_embeddings().weight
 
     vocab = config.vocab_size
     ids = lambda key: ((numbers(key, BATCH * LENGTH) + 1) / 2 * vocab).astype(int).reshape(BATCH, LENGTH)
     tokens, targets = ids("tokens"), ids("targets")
-    logits = model(torch.tensor(tokens), use_cache=False).logits.double()
+    out = model(torch.tensor(tokens), use_cache=False)
+    logits = out.logits.double()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten())
+    if getattr(config, "output_router_logits", False):
+        loss = loss + config.router_aux_loss_coef * out.aux_loss
     loss.backward()
     gradients = {}
     for name, parameter in model.named_parameters():
-        g = parameter.grad.numpy().ravel()
-        gradients[name] = [float(f"{x:.9g}") for x in (np.linalg.norm(g), g @ numbers("a " + name, g.size),
-                                                       g @ numbers("b " + name, g.size))]
+        for stored, part in on_disk(model, name, parameter.grad):
+            g = part.numpy().ravel()
+            gradients[stored] = [float(f"{x:.9g}") for x in (np.linalg.norm(g), g @ numbers("a " + stored, g.size),
+                                                             g @ numbers("b " + stored, g.size))]
     greedy = next(text for start in range(LENGTH - 3) if (text := decode(model, tokens[0, start:start + 3].tolist())))
     config_json = json.loads(config.to_json_string(use_diff=False))
     for key in [k for k in config_json if k.startswith("_") or k in ("transformers_version",)]:
@@ -105,7 +126,7 @@ def case(label, config):
     }
 
 
-KEEP = {"architectures", "model_type", "rope_parameters", "head_dim", "dtype", "tie_word_embeddings"}
+KEEP = {"architectures", "model_type", "rope_parameters", "head_dim", "dtype", "tie_word_embeddings", "num_experts", "num_local_experts"}
 BASE = dict(vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=3,
             num_key_value_heads=1, max_position_embeddings=96, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
@@ -182,6 +203,24 @@ def cases(family):
             ("biases, untied", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)),
             ("windows", dict(num_hidden_layers=4, use_sliding_window=True, sliding_window=5, no_rope_layers=[1, 0, 1, 0])),
         ]),
+        "mixtral": (t.MixtralConfig, [
+            ("two experts of four", dict(num_local_experts=4, num_experts_per_tok=2)),
+            ("one of five, window, auxiliary loss", dict(num_local_experts=5, num_experts_per_tok=1, sliding_window=5,
+             output_router_logits=True, router_aux_loss_coef=0.5, num_hidden_layers=2)),
+            ("three of eight, tied", dict(num_local_experts=8, num_experts_per_tok=3, tie_word_embeddings=True, num_hidden_layers=2)),
+        ]),
+        "qwen3_moe": (t.Qwen3MoeConfig, [
+            ("two experts of four", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, num_hidden_layers=2, head_dim=8)),
+            ("a dense layer, three of eight, renormalized, auxiliary loss", dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12,
+             norm_topk_prob=True, mlp_only_layers=[1], head_dim=12, output_router_logits=True, router_aux_loss_coef=0.5)),
+            ("experts in every second layer, one of five, window, tied", dict(num_experts=5, num_experts_per_tok=1, moe_intermediate_size=16,
+             decoder_sparse_step=2, num_hidden_layers=4, head_dim=6, tie_word_embeddings=True, use_sliding_window=True, sliding_window=6)),
+        ]),
+        "olmoe": (t.OlmoeConfig, [
+            ("two experts of four", dict(num_experts=4, num_experts_per_tok=2, num_key_value_heads=3, num_hidden_layers=2)),
+            ("three of five, renormalized", dict(num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, num_hidden_layers=2)),
+            ("one of eight, auxiliary loss", dict(num_experts=8, num_experts_per_tok=1, output_router_logits=True, num_hidden_layers=2)),
+        ]),
         "nanochat": (t.NanoChatConfig, [
             ("weightless norms", dict()),
             ("as many heads, strong cap", dict(num_key_value_heads=3, final_logit_softcapping=2.0)),
@@ -193,7 +232,7 @@ def cases(family):
 
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "olmo3", "smollm3",
-            "nanochat"]
+            "nanochat", "mixtral", "qwen3_moe", "olmoe"]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

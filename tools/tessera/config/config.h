@@ -22,6 +22,10 @@ struct Config {
     std::int64_t head_dim = 0;
     std::int64_t n_embd = 128;
     std::int64_t n_inner = 0;
+    std::int64_t n_expert = 0;  ///< 0: as the family does it; also the next two
+    std::int64_t n_expert_used = 0;
+    std::int64_t n_expert_inner = 0;
+    double aux_loss = 0.0;
     std::int64_t vocab_size = 0;  ///< 0: from the tokenizer or the data
     std::int64_t seq_len = 64;    ///< tokens
     double dropout = 0.0;

@@ -19,31 +19,34 @@ constexpr std::int64_t kTrained = 16;
 int list(bool json) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   if (!json)
-    fmt::print("{:<14} {:<9} {:>14} {:>6} {:>6} {:>9} {:>9} {:>10}  {}\n", "preset", "family",
-               "parameters", "layers", "width", "positions", "bf16", "training", "source");
+    fmt::print("{:<14} {:<9} {:>14} {:>14} {:>6} {:>6} {:>9} {:>9} {:>10}  {}\n", "preset",
+               "family", "parameters", "active", "layers", "width", "positions", "bf16", "training",
+               "source");
   for (const models::Preset& preset : models::presets()) {
     const models::Arch arch = models::arch_of_preset(preset.name);
     const std::int64_t count = models::make_model(arch)->parameter_count();
+    const std::int64_t active = arch.active_parameters(count);
     if (json) {
       all.push_back({{"preset", preset.name},
                      {"family", arch.family},
                      {"source", preset.source},
                      {"parameters", count},
+                     {"active_parameters", active},
                      {"bf16_bytes", 2 * count},
                      {"training_bytes", kTrained * count},
                      {"model", nlohmann::ordered_json::parse(models::to_json(arch))}});
     } else {
-      fmt::print("{:<14} {:<9} {:>14} {:>6} {:>6} {:>9} {:>9} {:>10}  {}\n", preset.name,
-                 arch.family, count, arch.n_layer, arch.n_embd, arch.seq_len,
+      fmt::print("{:<14} {:<9} {:>14} {:>14} {:>6} {:>6} {:>9} {:>9} {:>10}  {}\n", preset.name,
+                 arch.family, count, active, arch.n_layer, arch.n_embd, arch.seq_len,
                  format_bytes(2 * count), format_bytes(kTrained * count), preset.source);
     }
   }
   if (json)
     std::cout << all.dump() << '\n';
   else
-    std::cout
-        << "\nbf16: the weights. training: float32 weights, gradients and AdamW's moments, over "
-           "all ranks;\n`tessera plan --model.preset NAME` adds activations.\n";
+    std::cout << "\nactive: parameters that compute a token. bf16: the weights. training: float32 "
+                 "weights, gradients and AdamW's moments, over "
+                 "all ranks;\n`tessera plan --model.preset NAME` adds activations.\n";
   return 0;
 }
 

@@ -38,9 +38,15 @@ std::vector<std::string> adopt_shape(Config& config, const models::Arch& stored,
   adopt("model.head_dim", config.model.head_dim, stored.head_dim, config.model.head_dim != 0);
   adopt("model.n_embd", config.model.n_embd, stored.n_embd);
   adopt("model.n_inner", config.model.n_inner, stored.n_inner, config.model.n_inner != 0);
+  adopt("model.n_expert", config.model.n_expert, stored.experts.count, config.model.n_expert != 0);
+  adopt("model.n_expert_used", config.model.n_expert_used, stored.experts.per_token,
+        config.model.n_expert_used != 0);
+  adopt("model.n_expert_inner", config.model.n_expert_inner, stored.experts.inner,
+        config.model.n_expert_inner != 0);
   adopt("model.vocab_size", config.model.vocab_size, stored.vocab_size, config.model.vocab_size > 0,
         resizes);
   adopt("model.layer_norm_eps", config.model.layer_norm_eps, stored.norm_eps);
+  if (!config.given.contains("model.aux_loss")) config.model.aux_loss = stored.experts.aux_loss;
   if (!config.given.contains("model.seq_len")) config.model.seq_len = stored.seq_len;
   if (!given_wins && !resizes && config.model.seq_len > stored.seq_len) {
     differences.push_back(fmt::format("model.seq_len is {}, but the model has {} positions",
@@ -399,7 +405,10 @@ models::Arch model_of(const Config& config, const std::optional<models::Arch>& s
                                                              .n_embd = c.n_embd,
                                                              .n_inner = c.n_inner,
                                                              .vocab_size = c.vocab_size,
-                                                             .seq_len = c.seq_len});
+                                                             .seq_len = c.seq_len,
+                                                             .n_expert = c.n_expert,
+                                                             .n_expert_used = c.n_expert_used,
+                                                             .n_expert_inner = c.n_expert_inner});
   if (stored) {
     model.n_layer = c.n_layer;
     model.n_head = c.n_head;
@@ -407,11 +416,15 @@ models::Arch model_of(const Config& config, const std::optional<models::Arch>& s
     model.head_dim = c.head_dim;
     model.n_embd = c.n_embd;
     model.n_inner = c.n_inner;
+    model.experts.count = c.n_expert;
+    model.experts.per_token = c.n_expert_used;
+    model.experts.inner = c.n_expert_inner;
     model.vocab_size = c.vocab_size;
     model.seq_len = c.seq_len;
   }
   if (config.given.contains("model.layer_norm_eps"))
     model.norm_eps = model.qk_norm.norm.eps = c.layer_norm_eps;
+  model.experts.aux_loss = c.aux_loss;
   model.dropout = static_cast<float>(c.dropout);
   const Config::Lora& lora = config.lora;
   if (lora.rank > 0) {
