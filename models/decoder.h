@@ -15,7 +15,7 @@ class DecoderBlock : public nn::Module {
   DecoderBlock(nn::Module& parent, std::string_view name, const Arch& arch);
   /// @param x      [B, T, C]
   /// @param cache  for decoding; else null
-  Tensor operator()(const Tensor& x, nn::KvCache* cache) const;
+  Tensor operator()(const Tensor& x, nn::KvCache* cache, const Packing& packing) const;
 
  private:
   std::optional<nn::Norm> attention_norm_;
@@ -38,14 +38,15 @@ class Decoder final : public LanguageModel {
   /// @throws InvalidArgument on a shape that does not fit
   explicit Decoder(const Arch& arch);
 
-  Tensor loss(const Tensor& tokens, const Tensor& targets, double scale) override;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,
+              const Packing& packing = {}) override;
   Tensor logits(const Tensor& tokens) override;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) override;
   bool outgrows(std::int64_t past, std::int64_t count) const override;
 
  private:
-  Tensor embedded(const Tensor& tokens, std::int64_t past) const;
-  Tensor hidden(const Tensor& tokens, nn::KvCache* cache);
+  Tensor embedded(const Tensor& tokens, std::int64_t past, const Tensor& positions) const;
+  Tensor hidden(const Tensor& tokens, nn::KvCache* cache, const Packing& packing = {});
   nn::Module& head();
   const Tensor& head_weight() const;
   Tensor capped(const Tensor& logits) const;

@@ -127,13 +127,14 @@ ChatFormat::ChatFormat(const Tokenizer& tokenizer, const std::string& file, cons
       if (title == "tool_use") tool_use_.emplace(entry.at("template").string(), where);
     }
   }
-  require(template_.has_value(),
-          "the {} tokenizer has no chat template (chat_template.jinja, or chat_template in "
-          "tokenizer_config.json); give a file with one with {}",
-          tokenizer.kind(), option);
+  no_template_ = fmt::format(
+      "the {} tokenizer has no chat template (chat_template.jinja, or chat_template in "
+      "tokenizer_config.json); give a file with one with {}",
+      tokenizer.kind(), option);
 }
 
 const chat::Template& ChatFormat::template_of(const Dict& conversation) const {
+  require(template_.has_value(), "{}", no_template_);
   const Value* const tools = chat::find(conversation, "tools");
   return tool_use_ && tools != nullptr && !tools->is_none() ? *tool_use_ : *template_;
 }

@@ -23,8 +23,9 @@ class ChatFormat {
   /// The template of `file`, if that is given; else the one that came with the tokenizer:
   /// chat_template.jinja, or chat_template of tokenizer_config.json (a text, or a list of which
   /// "default" is used, and "tool_use" for conversations with tools), as transformers has it.
+  /// Without one, rendering throws.
   /// @param option  that names a template file, for errors
-  /// @throws InvalidArgument if there is none, or on a malformed one; Unsupported; IoError
+  /// @throws InvalidArgument on a malformed template; Unsupported; IoError
   ChatFormat(const Tokenizer& tokenizer, const std::string& file, const std::tm& now,
              const std::string& option);
 
@@ -49,6 +50,7 @@ class ChatFormat {
   std::tm now_;
   chat::Dict tokens_;
   std::optional<chat::Template> template_, tool_use_;
+  std::string no_template_;  // for the error
 };
 
 /// The tokenizer with a chat template in the place of its own, which exports then have. Without files

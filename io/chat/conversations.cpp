@@ -70,12 +70,6 @@ bool is_conversation_file(const std::string& path) {
   return path.ends_with(".jsonl") || path.ends_with(".ndjson");
 }
 
-ConversationReader::ConversationReader(TokenizerPtr tokenizer, std::optional<ChatFormat> format,
-                                       std::string no_format)
-    : tokenizer_(std::move(tokenizer)),
-      format_(std::move(format)),
-      no_format_(std::move(no_format)) {}
-
 Conversation ConversationReader::read(std::string_view line, const std::string& where) const {
   try {
     return parse(line);
@@ -138,13 +132,12 @@ Conversation ConversationReader::parse(std::string_view line) const {
 
 // @param prompt_messages  number of messages without loss, if the line says so; else 0
 Conversation ConversationReader::of_messages(Dict conversation, std::size_t prompt_messages) const {
-  require(format_.has_value(), "{}", no_format_);
-  if (prompt_messages == 0) return tokenized(format_->render_marked(conversation));
-  Rendering whole = format_->render(conversation, false);
+  if (prompt_messages == 0) return tokenized(format_.render_marked(conversation));
+  Rendering whole = format_.render(conversation, false);
   Value& messages = chat::slot(conversation, "messages");
   const List& all = *messages.list();
   messages = List(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(prompt_messages));
-  const std::string prompt = format_->render(conversation, true).text;
+  const std::string prompt = format_.render(conversation, true).text;
   require(whole.text.starts_with(prompt),
           "the template renders the prompt in another way when the completion follows");
   whole.generated = {{prompt.size(), whole.text.size()}};

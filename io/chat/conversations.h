@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,9 +32,8 @@ struct Conversation {
 /// Other keys are ignored. Thread-safe.
 class ConversationReader {
  public:
-  /// @param format  null: lines with messages are an error, which `no_format` explains
-  ConversationReader(TokenizerPtr tokenizer, std::optional<ChatFormat> format,
-                     std::string no_format = {});
+  ConversationReader(TokenizerPtr tokenizer, ChatFormat format)
+      : tokenizer_(std::move(tokenizer)), format_(std::move(format)) {}
   /// @param where  of the line, for errors: "chat.jsonl:12"
   /// @throws InvalidArgument, Unsupported; messages begin with `where`
   Conversation read(std::string_view line, const std::string& where) const;
@@ -47,8 +45,7 @@ class ConversationReader {
   Conversation tokenized(const chat::Rendering& text) const;
 
   TokenizerPtr tokenizer_;
-  std::optional<ChatFormat> format_;
-  std::string no_format_;
+  ChatFormat format_;
 };
 
 /// Conversations in memory, in the order of their files.

@@ -494,12 +494,12 @@ bool marks(const Block& block) {
 }  // namespace
 
 Template::Template(std::string_view text, std::string name)
-    : name_(std::move(name)), block_(parse_template(text, name_)) {
-  marks_generation_ = marks(block_);
+    : name_(std::move(name)), block_(std::make_shared<const Block>(parse_template(text, name_))) {
+  marks_generation_ = marks(*block_);
 }
 
 Rendering Template::render(const Dict& variables, const std::tm& now) const {
-  return Renderer(name_, variables, now).run(block_);
+  return Renderer(name_, variables, now).run(*block_);
 }
 
 }  // namespace tessera::io::chat

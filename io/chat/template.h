@@ -36,7 +36,7 @@ class Template {
  private:
   std::string name_;
   bool marks_generation_;
-  Block block_;
+  std::shared_ptr<const Block> block_;
 };
 
 }  // namespace tessera::io::chat
