@@ -157,50 +157,63 @@ Rendering ChatFormat::render_marked(const Dict& conversation) const {
   const List& messages = messages_of(conversation);
   Rendering whole = render(conversation, false);
   if (template_of(conversation).marks_generation()) return whole;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    if (!is_assistant(messages[i])) continue;
-    const std::string before = render(cut(conversation, i), true).text;
-    require(whole.text.starts_with(before),
-            "message {}: the template renders the messages before it in another way without it, so "
-            "its tokens can't be found; mark the assistant's turns in the template with "
-            "{{% generation %}}",
-            i + 1);
-    whole.generated.emplace_back(before.size(), end_of_turn(conversation, whole.text, i));
-  }
+  for (std::size_t i = 0; i < messages.size(); ++i)
+    if (is_assistant(messages[i])) whole.generated.push_back(turn(conversation, whole.text, i));
   return whole;
 }
 
-// End of a turn in the whole text. Where the template renders the turn differently as the last one
-// (with its reasoning, or an end of text), a mark in the message finds the end of its content, and
-// what follows that in both texts belongs to the turn.
-std::size_t ChatFormat::end_of_turn(const Dict& conversation, const std::string& whole,
-                                    std::size_t message) const {
-  const Dict cut_after = cut(conversation, message + 1);
-  const std::string after = render(cut_after, false).text;
-  if (whole.starts_with(after)) return after.size();
-  const auto end_of_content = [&](const Dict& variables, const std::string& text) {
-    Dict marked = variables;
+// The turn in the text of the whole conversation: first in the text that ends with it, where it begins
+// after the generation prompt. Where the whole text begins or goes on differently (a template may show
+// reasoning, a system message or an end of text with the last turn only), marks in the message's
+// content relate the places of both texts.
+std::pair<std::size_t, std::size_t> ChatFormat::turn(const Dict& conversation,
+                                                     std::string_view whole,
+                                                     std::size_t message) const {
+  const Dict before = cut(conversation, message), after = cut(conversation, message + 1);
+  const std::string prompt = render(before, true).text, text = render(after, false).text;
+  const std::size_t begin = common_prefix(prompt, text);
+  const auto fail = [&] {
+    throw InvalidArgument(
+        "message {}: its tokens can't be found, because the template renders it in another way "
+        "when "
+        "others follow; mark the assistant's turns in the template with {{% generation %}}",
+        message + 1);
+  };
+  // A prompt may have more than the beginning of a turn, such as a line's end; but another text before
+  // the turn makes it useless.
+  const bool known = begin == prompt.size() || begin >= render(before, false).text.size();
+  if (known && whole.starts_with(text)) return {begin, text.size()};
+  // The place of the content's begin or end in a text.
+  const auto place = [&](const Dict& variables, std::string_view in, bool at_begin) {
     List messages = messages_of(variables);
     Dict changed = *messages[message].dict();
     Value& content = chat::slot(changed, "content");
     std::string body = content.string() ? *content.string() : std::string();
-    body.insert(body.find_last_not_of(" \t\r\n") + 1, kMark);
+    constexpr const char* kSpace = " \t\r\n";
+    const std::size_t first = body.find_first_not_of(kSpace);
+    body.insert(at_begin ? (first == body.npos ? 0 : first) : body.find_last_not_of(kSpace) + 1,
+                kMark);
     content = std::move(body);
     messages[message] = std::move(changed);
+    Dict marked = variables;
     chat::slot(marked, "messages") = std::move(messages);
     std::string found = render(marked, false).text;
     const std::size_t at = found.find(kMark);
-    if (at != found.npos) found.erase(at, kMark.size());
-    require(
-        at != found.npos && found == text,
-        "message {}: its tokens can't be found, because the template renders it in another way "
-        "when others follow; mark the assistant's turns in the template with {{% generation %}}",
-        message + 1);
+    if (at == found.npos || found.erase(at, kMark.size()) != in) fail();
     return at;
   };
-  const std::size_t end = end_of_content(conversation, whole);
-  const std::string_view footer = std::string_view(after).substr(end_of_content(cut_after, after));
-  return end + common_prefix(footer, std::string_view(whole).substr(end));
+  std::pair<std::size_t, std::size_t> result{begin, 0};
+  if (!known || !whole.starts_with(std::string_view(text).substr(0, begin))) {
+    const std::size_t at = place(conversation, whole, true);
+    const std::size_t lead = known ? place(after, text, true) - begin : 0;
+    if (lead > at || whole.substr(at - lead, lead) != std::string_view(text).substr(begin, lead))
+      fail();
+    result.first = at - lead;
+  }
+  const std::size_t end = place(conversation, whole, false);
+  const std::string_view footer = std::string_view(text).substr(place(after, text, false));
+  result.second = end + common_prefix(footer, whole.substr(end));
+  return result;
 }
 
 std::vector<std::int32_t> ChatFormat::turn_ends(const Tokenizer& tokenizer) const {

@@ -44,8 +44,8 @@ class ChatFormat {
 
  private:
   const chat::Template& template_of(const chat::Dict& conversation) const;
-  std::size_t end_of_turn(const chat::Dict& conversation, const std::string& whole,
-                          std::size_t message) const;
+  std::pair<std::size_t, std::size_t> turn(const chat::Dict& conversation, std::string_view whole,
+                                           std::size_t message) const;
 
   std::tm now_;
   chat::Dict tokens_;

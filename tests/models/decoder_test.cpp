@@ -161,7 +161,7 @@ TEST_CASE("packed documents have the loss and gradients of the documents one by 
       CAPTURE(family);
       CAPTURE(recompute);
       models::Sizes own = sizes;
-      if (std::string_view(family) == "gpt2") own.n_kv_head = 0;
+      if (std::string_view(family) == "gpt2") own.n_kv_head = own.n_inner = 0;
       Arch arch = models::arch_of_family(family, own);
       if (arch.window > 0) arch.window = 4;
       // Sums a loss of each document, or one of the packed row.

@@ -81,9 +81,21 @@ TEST_CASE("loss is on the assistant's turns with their ends") {
               kTwoTurns) ==
         "<user>a</>\n<assistant>[b \n</>\n]<user>c</>\n<assistant>[(thinks)d</>\nEND]");
   CHECK(shown(kTemplate, R"({"messages":[{"role":"user","content":"a"}]})") == "<user>a</>\n");
+  // The system message is in the last turn of the user, and the prompt has an end of line more.
+  CHECK(shown("{% for m in messages[1:] %}<{{ m.role }}>"
+              "{{ messages[0].content if loop.index0 == (messages[1:] | selectattr('role', 'eq', "
+              "'user') | list | length - 1) * 2 }} {{ m.content | trim }}</>{% endfor %}"
+              "{% if add_generation_prompt %}<assistant>\n\n{% endif %}",
+              R"({"messages":[{"role":"system","content":"S"},)" +
+                  std::string(kTwoTurns).substr(13)) ==
+        "<user> a</><assistant>[ b</>]<user>S c</><assistant>[ d</>]");
+  // The text before the turn depends on what follows: the turn begins with its content.
+  CHECK(shown("{{ messages | length }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% "
+              "endfor %}",
+              kTwoTurns) == "4<user>a</><assistant>[b \n</>]<user>c</><assistant>[d</>]");
   CHECK_THROWS_HOLDING(
-      InvalidArgument, "f:1: message 2: the template renders the messages before it",
-      shown("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
+      InvalidArgument, "f:1: message 2: its tokens can't be found",
+      shown("{% for m in messages %}{{ loop.length }}{{ m.content | length }}{% endfor %}",
             kTwoTurns));
 }
 

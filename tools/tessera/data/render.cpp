@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/chat/conversations.h"
@@ -28,17 +29,18 @@ std::string marked_text(const io::Tokenizer& tokenizer, const io::Conversation& 
                         std::string_view open, std::string_view close) {
   std::string out, pending;
   TextStream text(tokenizer);
-  const std::size_t size = conversation.tokens.size();
-  for (std::size_t i = 0; i < size; ++i) {
-    const bool has_loss = conversation.has_loss[i];
-    if (has_loss && (i == 0 || !conversation.has_loss[i - 1]))
-      out += printable(pending), pending.clear(), out += open;
+  bool had_loss = false;
+  for (std::size_t i = 0; i < conversation.tokens.size(); ++i) {
+    if (conversation.has_loss[i] != had_loss) {
+      out += printable(std::exchange(pending, ""));
+      out += had_loss ? close : open;
+      had_loss = !had_loss;
+    }
     pending += text.next({&conversation.tokens[i], 1});
     out += take_printable(pending);
-    if (has_loss && (i + 1 == size || !conversation.has_loss[i + 1]))
-      out += printable(pending), pending.clear(), out += close;
   }
-  return out + printable(pending);
+  out += printable(pending);
+  return had_loss ? out.append(close) : out;
 }
 
 int run_render(const RenderCommand& options) {
@@ -56,16 +58,18 @@ int run_render(const RenderCommand& options) {
                                        options.file);
     fmt::print(stderr, "tessera: {}\n", rows.report().str());
   }
-  const std::int64_t begin = all->begin(options.row - 1), end = all->end(options.row - 1);
-  const io::Conversation one{{all->tokens.begin() + begin, all->tokens.begin() + end},
-                             {all->has_loss.begin() + begin, all->has_loss.begin() + end}};
-  if (options.json) {
-    fmt::print("{}\n", nlohmann::json({{"tokens", one.tokens}, {"has_loss", one.has_loss}}).dump());
-    return 0;
-  }
   const bool color = detect_console(STDOUT_FILENO).color;
-  fmt::print("{}\n",
-             marked_text(*tokenizer, one, color ? "\x1b[32m" : "[[", color ? "\x1b[0m" : "]]"));
+  const std::int64_t first = options.row == 0 ? 0 : options.row - 1;
+  for (std::int64_t i = first; i < (options.row == 0 ? all->count() : options.row); ++i) {
+    const std::int64_t begin = all->begin(i), end = all->end(i);
+    const io::Conversation one{{all->tokens.begin() + begin, all->tokens.begin() + end},
+                               {all->has_loss.begin() + begin, all->has_loss.begin() + end}};
+    fmt::print(
+        "{}\n",
+        options.json
+            ? nlohmann::json({{"tokens", one.tokens}, {"has_loss", one.has_loss}}).dump()
+            : marked_text(*tokenizer, one, color ? "\x1b[32m" : "[[", color ? "\x1b[0m" : "]]"));
+  }
   return 0;
 }
 
@@ -81,9 +85,9 @@ Command add_data_render(CLI::App& parent) {
   app->add_option("--tokenizer", options->tokenizer,
                   "bytes, a tokenizer file, or a directory with one")
       ->required();
-  app->add_option("--row", options->row, "Which conversation, from 1")
+  app->add_option("--row", options->row, "Which conversation, from 1; 0: all")
       ->capture_default_str()
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40));
   app->add_option("--seq-len", options->seq_len,
                   "Also report how the conversations fill rows of this many tokens");
   app->add_option("--chat-template", options->chat_template,
