@@ -89,10 +89,14 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
 // Runs `runs` configurations, and compares planned and measured memory of every rank.
 void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
   Draw draw(number_of("TESSERA_CAMPAIGN_SEED", 0));
+  std::string lines;
+  for (int i = 0; i < 400; ++i) lines += fmt::format("{{\"text\":\"{:0{}}\"}}\n", i, 3 + i % 30);
+  const std::string packed = fixture.dir.write("packed.jsonl", lines);
   for (std::uint64_t i = 0; i < runs; ++i) {
     const std::string run = fixture.dir.file("run");
     int world = 1;
-    const Arguments words = random_run(draw, on_fibers, fixture.text, run, world);
+    const Arguments words =
+        random_run(draw, on_fibers, draw.number(0, 3) == 0 ? packed : fixture.text, run, world);
     std::string line;
     for (const std::string& word : words) line += word + " ";
     CAPTURE(line);
