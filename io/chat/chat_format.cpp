@@ -134,7 +134,7 @@ ChatFormat::ChatFormat(const Tokenizer& tokenizer, const std::string& file, cons
 }
 
 const chat::Template& ChatFormat::template_of(const Dict& conversation) const {
-  require(template_.has_value(), "{}", no_template_);
+  require<Unsupported>(template_.has_value(), "{}", no_template_);
   const Value* const tools = chat::find(conversation, "tools");
   return tool_use_ && tools != nullptr && !tools->is_none() ? *tool_use_ : *template_;
 }

@@ -23,7 +23,7 @@ class ChatFormat {
   /// The template of `file`, if that is given; else the one that came with the tokenizer:
   /// chat_template.jinja, or chat_template of tokenizer_config.json (a text, or a list of which
   /// "default" is used, and "tool_use" for conversations with tools), as transformers has it.
-  /// Without one, rendering throws.
+  /// Without one, rendering throws Unsupported.
   /// @param option  that names a template file, for errors
   /// @throws InvalidArgument on a malformed template; Unsupported; IoError
   ChatFormat(const Tokenizer& tokenizer, const std::string& file, const std::tm& now,

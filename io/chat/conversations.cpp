@@ -76,7 +76,7 @@ Conversation ConversationReader::read(std::string_view line, const std::string& 
   } catch (const Unsupported& error) {
     throw Unsupported("{}: {}", where, error.what());
   } catch (const Error& error) {
-    throw InvalidArgument("{}: {}", where, error.what());
+    throw IoError("{}: {}", where, error.what());
   }
 }
 

@@ -35,7 +35,8 @@ class ConversationReader {
   ConversationReader(TokenizerPtr tokenizer, ChatFormat format)
       : tokenizer_(std::move(tokenizer)), format_(std::move(format)) {}
   /// @param where  of the line, for errors: "chat.jsonl:12"
-  /// @throws InvalidArgument, Unsupported; messages begin with `where`
+  /// @throws IoError on a line that is malformed or that the template refuses; Unsupported, also
+  ///   without a template; messages begin with `where`
   Conversation read(std::string_view line, const std::string& where) const;
 
  private:

@@ -275,19 +275,21 @@ class Parser {
     Block block;
     while (!at_end()) {
       const Token token = take();
+      Statement statement;
       if (token.kind == Token::Kind::Text) {
-        block.push_back({.kind = Statement::Kind::Text, .line = token.line, .text = token.text});
+        statement.text = token.text;
       } else if (token.text == "{{") {
-        block.push_back(
-            {.kind = Statement::Kind::Output, .line = token.line, .value = parse_tuple()});
+        statement.kind = Statement::Kind::Output;
+        statement.value = parse_tuple();
         need_end();
       } else {
         if (now().kind != Token::Kind::Name) expected("a statement");
         if (std::ranges::find(ends, now().text) != ends.end()) return block;
         if (ends.size() == 0 && now().text.starts_with("end")) return --at_, std::move(block);
-        block.push_back(parse_statement());
-        block.back().line = token.line;
+        statement = parse_statement();
       }
+      statement.line = token.line;
+      block.push_back(std::move(statement));
     }
     if (ends.size() > 0) fail(fmt::format("a block has no {{% {} %}}", *(ends.end() - 1)));
     return block;

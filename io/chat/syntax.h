@@ -48,23 +48,23 @@ struct Branch {
 };
 
 struct Macro {
-  std::string name = {};
-  std::vector<std::string> parameters = {};
-  std::vector<ExpressionPtr> defaults = {};  ///< of the last parameters
-  Block body = {};
+  std::string name;
+  std::vector<std::string> parameters;
+  std::vector<ExpressionPtr> defaults;  ///< of the last parameters
+  Block body;
 };
 
 struct Statement {
   enum class Kind { Text, Output, Set, If, For, Macro, Generation, Break, Continue };
   Kind kind = Kind::Text;
   int line = 0;
-  std::string text = {};                  ///< of Text
-  std::vector<std::string> targets = {};  ///< of Set and For: names, or "object.attribute"
-  ExpressionPtr value = {};               ///< of Output, Set (null: the body's text) and For
-  ExpressionPtr filter = {};              ///< of For: its condition, or null
-  std::vector<Branch> branches = {};      ///< of If; of For: one, for an empty sequence
-  Block body = {};
-  std::unique_ptr<Macro> macro = {};
+  std::string text;                  ///< of Text
+  std::vector<std::string> targets;  ///< of Set and For: names, or "object.attribute"
+  ExpressionPtr value;               ///< of Output, Set (null: the body's text) and For
+  ExpressionPtr filter;              ///< of For: its condition, or null
+  std::vector<Branch> branches;      ///< of If; of For: one, for an empty sequence
+  Block body;
+  std::unique_ptr<Macro> macro;
 };
 
 /// Parses a template as jinja2 with trim_blocks and lstrip_blocks does.

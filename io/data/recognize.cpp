@@ -126,8 +126,8 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
       "extract its text into a .txt file, or rename it to .txt to train on it unchanged";
   if (is_jsonl(path, head))
     refuse("JSON with one object per line",
-           "give it to train as a file named .jsonl if it holds conversations, or extract its text "
-           "into a .txt file");
+           "extract its text into a .txt file, rename it to .txt to train on it unchanged, or to "
+           ".jsonl if its lines are conversations");
   if (path.ends_with(".csv") || path.ends_with(".tsv")) refuse("a table (CSV)", kAsItIs);
   return inspect_text(path, head);
 }

@@ -97,6 +97,6 @@ TEST_CASE_FIXTURE(Chats, "the template goes into the export, which answers") {
 
 TEST_CASE_FIXTURE(Chats, "a line that is no conversation is named before training starts") {
   const std::string bad = dir.write("bad.jsonl", "{\"text\":\"a\"}\n{\"question\":\"a\"}\n");
-  const CliResult result = run_to(2, train("bad", 1, 2, bad.c_str()));
+  const CliResult result = run_to(3, train("bad", 1, 2, bad.c_str()));
   CHECK(result.err.find("bad.jsonl:2: expected an object with \"messages\"") != std::string::npos);
 }

@@ -94,7 +94,7 @@ TEST_CASE("loss is on the assistant's turns with their ends") {
               "endfor %}",
               kTwoTurns) == "4<user>a</><assistant>[b \n</>]<user>c</><assistant>[d</>]");
   CHECK_THROWS_HOLDING(
-      InvalidArgument, "f:1: message 2: its tokens can't be found",
+      IoError, "f:1: message 2: its tokens can't be found",
       shown("{% for m in messages %}{{ loop.length }}{{ m.content | length }}{% endfor %}",
             kTwoTurns));
 }
@@ -155,8 +155,7 @@ TEST_CASE("the template comes from the tokenizer's files, in transformers' order
     const ChatFormat format(*tokenizer, "", parse_chat_date(kChatDate), "--data.chat_template");
     return format.render({{"messages", chat::List{chat::Dict{{"role", "user"}}}}}, false).text;
   };
-  CHECK_THROWS_HOLDING(InvalidArgument, "give a file with one with --data.chat_template",
-                       rendered());
+  CHECK_THROWS_HOLDING(Unsupported, "give a file with one with --data.chat_template", rendered());
   dir.write("tokenizer_config.json",
             R"({"eos_token":{"content":"<|endoftext|>"},"chat_template":"1{{ eos_token }}"})");
   CHECK(rendered() == "1<|endoftext|>");
@@ -194,8 +193,7 @@ TEST_CASE("errors name the file and the line") {
   fails(R"({"prompt":"a","completion":1})", "\"completion\" must be a string, found number");
   fails(R"({"messages":[{"role":"assistant","content":"a"}]})",
         "t.jinja:1: the template refuses: user first");
-  CHECK_THROWS_HOLDING(InvalidArgument, "has no chat template",
-                       reader_of("").read(kTwoTurns, "f:1"));
+  CHECK_THROWS_HOLDING(Unsupported, "has no chat template", reader_of("").read(kTwoTurns, "f:1"));
   CHECK_THROWS_HOLDING(IoError, "has no line of JSON",
                        read_conversations({dir.write("e.jsonl", "\n")}, reader_of("")));
 }
