@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Renders chat templates with transformers for template_test.cpp: fixtures/cases.json.
 
-The templates are written for this test with the constructs of the published ones that they are named after.
+The templates are written for this test. Each uses the constructs and markers of the family that it is named after.
 Needs transformers 5 and jinja2: python make_fixtures.py
 """
 import json
@@ -15,322 +15,221 @@ OUT = pathlib.Path(__file__).parent / "fixtures"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 TEMPLATES = {
-    "chatml": """{% for message in messages %}
-{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+    # A loop over blocks that trim their lines.
+    "chatml": """{% for m in messages %}
+{{ '<|im_start|>' ~ m['role'] ~ '\\n' ~ m['content'] ~ '<|im_end|>' ~ '\\n' }}
 {% endfor %}
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """,
-    "zephyr": """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>\\n'  + message['content'] + eos_token }}
+    # Nested ifs, an end-of-text token after each turn, the prompt within the loop.
+    "zephyr": """{% for m in messages %}
+{% if m['role'] in ['user', 'system'] %}
+{{ '<|' + m['role'] + '|>\\n' + m['content'] + eos_token }}
+{% elif m['role'] == 'assistant' %}
+{{ '<|assistant|>\\n'  + m['content'] + eos_token }}
 {% endif %}
-{% if loop.last and add_generation_prompt %}
+{% if add_generation_prompt and loop.last %}
 {{ '<|assistant|>' }}
 {% endif %}
 {% endfor %}""",
-    "llama2": """{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}\
-{% else %}{% set rest = messages %}{% set system = false %}{% endif %}{% for m in rest %}\
-{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must go user, assistant, user, ...') }}{% endif %}\
-{% if loop.index0 == 0 and system != false %}{% set content = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + m['content'] %}\
-{% else %}{% set content = m['content'] %}{% endif %}\
-{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
-{% elif m['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}""",
-    "llama3": """{{- bos_token }}
-{%- if custom_tools is defined %}
-    {%- set tools = custom_tools %}
+    # Slices of messages, alternation, the system text within the first message, strip().
+    "llama2": """{% set system = '' %}{% set turns = messages %}{% if messages[0]['role'] == 'system' %}\
+{% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}{% set turns = messages[1:] %}{% endif %}\
+{% for m in turns %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Roles must go user, assistant, user, ...') }}{% endif %}{% set text = m['content'].strip() %}\
+{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') + text + ' [/INST]' }}\
+{% else %}{{ ' '  + text + ' ' + eos_token }}{% endif %}{% endfor %}""",
+    # Variables that may be undefined, dates, tools as indented JSON, reject and join, items, shadowing of a variable.
+    "llama3": """{{- bos_token -}}
+{%- if date_string is not defined %}
+    {%- set date_string = strftime_now("%d %b %Y") if strftime_now is defined else "1 Jan 2000" %}
 {%- endif %}
-{%- if not tools_in_user_message is defined %}
-    {%- set tools_in_user_message = true %}
-{%- endif %}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%d %b %Y") %}
-    {%- else %}
-        {%- set date_string = "26 Jul 2024" %}
-    {%- endif %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
+{%- set offered = custom_tools if custom_tools is defined else tools %}
+{%- set with_user = tools_in_user_message if tools_in_user_message is defined else true %}
 
-{#- The first message may be for the system. #}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
+{#- Who may speak first? #}
+{%- set system = "" %}
+{%- if messages[0].role == "system" %}
+    {%- set system = messages[0]["content"] | trim %}
     {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
 {%- endif %}
 {{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{%- if builtin_tools is defined or tools is not none %}
-    {{- "Environment: ipython\\n" }}
-{%- endif %}
 {%- if builtin_tools is defined %}
-    {{- "Tools: " + builtin_tools | reject('equalto', 'code_interpreter') | join(", ") + "\\n\\n"}}
+    {{- "Built in: " ~ builtin_tools | reject("equalto", "code_interpreter") | join(", ") ~ "\\n" }}
 {%- endif %}
-{{- "Today Date: " + date_string + "\\n\\n" }}
-{%- if tools is not none and not tools_in_user_message %}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-        {{- "\\n\\n" }}
-    {%- endfor %}
+{{- "Today: " + date_string + "\\n\\n" + system }}
+{%- macro listing(tools) %}
+    {%- for tool in tools %}{{ tool | tojson(indent=4) }}{{ "\\n\\n" }}{% endfor %}
+{%- endmacro %}
+{%- if offered and not with_user %}
+    {{- listing(offered) }}
 {%- endif %}
-{{- system_message }}
 {{- "<|eot_id|>" }}
-{%- if tools_in_user_message and not tools is none %}
-    {%- if messages | length != 0 %}
-        {%- set first_user_message = messages[0]['content']|trim %}
-        {%- set messages = messages[1:] %}
-    {%- else %}
-        {{- raise_exception("Tools need a first user message") }}
-    {%- endif %}
-    {{- '<|start_header_id|>user<|end_header_id|>\\n\\n' -}}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-        {{- "\\n\\n" }}
-    {%- endfor %}
-    {{- first_user_message + "<|eot_id|>"}}
-{%- endif %}
 {%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- if not message.tool_calls|length == 1 %}
-            {{- raise_exception("One call at a time") }}
-        {%- endif %}
-        {%- set tool_call = message.tool_calls[0].function %}
-        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
-        {%- if builtin_tools is defined and tool_call.name in builtin_tools %}
-            {{- "<|python_tag|>" + tool_call.name + ".call(" }}
-            {%- for arg_name, arg_val in tool_call.arguments | items %}
-                {{- arg_name + '="' + arg_val + '"' }}
-                {%- if not loop.last %}
-                    {{- ", " }}
-                {%- endif %}
-            {%- endfor %}
-            {{- ")" }}
-        {%- else %}
-            {{- '{"name": "' + tool_call.name + '", ' }}
-            {{- '"parameters": ' }}
-            {{- tool_call.arguments | tojson }}
-            {{- "}" }}
-        {%- endif %}
-        {{- "<|eot_id|>" }}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
+    {%- if message.role in ["tool", "ipython"] %}
         {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
         {%- if message.content is mapping or message.content is iterable %}
             {{- message.content | tojson }}
         {%- else %}
             {{- message.content }}
         {%- endif %}
-        {{- "<|eot_id|>" }}
+    {%- elif "tool_calls" in message %}
+        {%- if message.tool_calls | length != 1 %}
+            {{- raise_exception("One call at a time") }}
+        {%- endif %}
+        {%- set f = message.tool_calls[0].function -%}
+        {{ "<|start_header_id|>assistant<|end_header_id|>\\n\\n" -}}
+        {%- if builtin_tools is defined and f.name in builtin_tools %}
+            {{- "<|python_tag|>" ~ f.name ~ ".call(" }}
+            {%- for key, value in f.arguments | items %}
+                {{- key ~ '="' ~ value ~ '"' }}{{ "" if loop.last else ", " }}
+            {%- endfor %}
+            {{- ")" }}
+        {%- else %}
+            {{- '{"name": "' + f.name + '", "parameters": ' ~ f.arguments | tojson ~ "}" }}
+        {%- endif %}
+    {%- else %}
+        {{- "<|start_header_id|>" + message.role + "<|end_header_id|>\\n\\n" }}
+        {%- if loop.first and offered and with_user %}
+            {{- listing(offered) }}
+        {%- endif %}
+        {{- message.content | trim }}
     {%- endif %}
+    {{- "<|eot_id|>" }}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+    {{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}
 {%- endif %}
 """,
-    "mistral": """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if not (message.role == "tool" or message.role == "tool_results" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("After the optional system message, roles must alternate") }}
+    # selectattr, a counter in a namespace, comparison of dicts, a loop with a condition over a dict, JSON cut by a slice.
+    "mistral": """{%- set turns = messages | rejectattr("role", "equalto", "system") | list %}
+{%- set asked = turns | selectattr("role", "equalto", "user") | list %}
+{%- set state = namespace(count=0) %}
+{%- for m in turns %}
+    {%- if m.role in ("user", "assistant") and not (m.tool_calls is defined and m.tool_calls is not none) %}
+        {%- if (m["role"] == "user") != (state.count % 2 == 0) %}
+            {{- raise_exception("Roles must go user, assistant, user, ...") }}
         {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
+        {%- set state.count = state.count + 1 %}
     {%- endif %}
 {%- endfor %}
 {{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == user_messages[-1]) %}
+{%- for m in turns %}
+    {%- if m["role"] == "user" %}
+        {%- if tools is not none and m == asked[-1] %}
             {{- "[AVAILABLE_TOOLS] [" }}
             {%- for tool in tools %}
-                {%- set tool = tool.function %}
-                {{- '{"type": "function", "function": {' }}
-                {%- for key, val in tool.items() if key != "return" %}
-                    {%- if val is string %}
-                        {{- '"' + key + '": "' + val + '"' }}
-                    {%- else %}
-                        {{- '"' + key + '": ' + val|tojson }}
-                    {%- endif %}
-                    {%- if not loop.last %}
-                        {{- ", " }}
-                    {%- endif %}
+                {{- "{" }}
+                {%- for key, value in tool.function.items() if key != "return" %}
+                    {{- '"' ~ key ~ '": ' ~ ('"' ~ value ~ '"' if value is string else value | tojson) }}
+                    {%- if not loop.last %}{{ ", " }}{% endif %}
                 {%- endfor %}
-                {{- "}}" }}
-                {%- if not loop.last %}
-                    {{- ", " }}
-                {%- else %}
-                    {{- "]" }}
-                {%- endif %}
+                {{- "}" ~ ("]" if loop.last else ", ") }}
             {%- endfor %}
             {{- "[/AVAILABLE_TOOLS]" }}
         {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {{- "[INST] " }}
+        {%- if loop.last and messages[0].role == "system" %}
+            {{- messages[0].content + "\\n\\n" }}
         {%- endif %}
-    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- m["content"] + "[/INST]" }}
+    {%- elif m.tool_calls is defined and m.tool_calls is not none %}
         {{- "[TOOL_CALLS] [" }}
-        {%- for tool_call in message.tool_calls %}
-            {%- set out = tool_call.function|tojson %}
-            {{- out[:-1] }}
-            {%- if not tool_call.id is defined or tool_call.id|length != 9 %}
+        {%- for call in m.tool_calls %}
+            {%- if call.id is not defined or call.id | length != 9 %}
                 {{- raise_exception("Ids of calls have 9 characters") }}
             {%- endif %}
-            {{- ', "id": "' + tool_call.id + '"}' }}
-            {{- ", " if not loop.last else "]" + eos_token }}
+            {%- set json = call.function | tojson %}
+            {{- json[:-1] ~ ', "id": "' ~ call.id ~ '"}' ~ (", " if not loop.last else "]" + eos_token) }}
         {%- endfor %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"]|trim + eos_token}}
-    {%- elif message["role"] == "tool_results" or message["role"] == "tool" %}
-        {%- set content = message.content.content if message.content is defined and message.content.content is defined else message.content %}
-        {{- '[TOOL_RESULTS] {"content": ' + content|string + ", " }}
-        {{- '"call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+    {%- elif m["role"] == "tool" %}
+        {%- set content = m.content.content if m.content is defined and m.content.content is defined else m.content %}
+        {{- '[TOOL_RESULTS] {"content": ' + content | string + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- else %}
-        {{- raise_exception("Only user, assistant and tool roles") }}
+        {{- " " + m["content"] | trim + eos_token }}
     {%- endif %}
 {%- endfor %}
 """,
-    "qwen3": """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\\n\\n' }}
+    # A backward slice, namespaces, split and strip of reasoning, neighbours by index, `is false`.
+    "qwen3": """{%- if tools or messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' ~ (messages[0].content if messages[0].role == 'system' else '') }}
+    {%- if tools %}
+        {{- '\\n\\n<tools>' }}
+        {%- for tool in tools %}{{ '\\n' ~ tool | tojson }}{% endfor %}
+        {{- '\\n</tools>' }}
     {%- endif %}
-    {{- "# Tools\\n\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
-{%- else %}
-    {%- if messages[0].role == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-    {%- endif %}
+    {{- '<|im_end|>\\n' }}
 {%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
+{%- set found = namespace(asked=none) %}
+{%- for m in messages[::-1] %}
+    {%- if found.asked is none and m.role == 'user' and m.content is string and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+        {%- set found.asked = messages | length - 1 - loop.index0 %}
     {%- endif %}
 {%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning_content = message.reasoning_content %}
+{%- for m in messages %}
+    {%- set text = m.content if m.content is string else '' %}
+    {%- set thoughts = '' %}
+    {%- if m.role == 'assistant' %}
+        {%- if m.reasoning_content is string %}
+            {%- set thoughts = m.reasoning_content %}
+        {%- elif '</think>' in text %}
+            {%- set thoughts = text.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set text = text.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > (found.asked if found.asked is not none else -1) and (loop.last or thoughts) %}
+            {{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' + text.lstrip('\\n') }}
         {%- else %}
-            {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-            {%- endif %}
+            {{- text }}
         {%- endif %}
-        {%- if loop.index0 > ns.last_query_index %}
-            {%- if loop.last or (not loop.last and reasoning_content) %}
-                {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-            {%- else %}
-                {{- '<|im_start|>' + message.role + '\\n' + content }}
-            {%- endif %}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' + content }}
-        {%- endif %}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}
-                {%- if (loop.first and content) or (not loop.first) %}
-                    {{- '\\n' }}
-                {%- endif %}
-                {%- if tool_call.function %}
-                    {%- set tool_call = tool_call.function %}
-                {%- endif %}
-                {{- '<tool_call>\\n{"name": "' }}
-                {{- tool_call.name }}
-                {{- '", "arguments": ' }}
-                {%- if tool_call.arguments is string %}
-                    {{- tool_call.arguments }}
-                {%- else %}
-                    {{- tool_call.arguments | tojson }}
-                {%- endif %}
-                {{- '}\\n</tool_call>' }}
-            {%- endfor %}
-        {%- endif %}
+        {%- for call in m.tool_calls or [] %}
+            {%- if text or not loop.first %}{{ '\\n' }}{% endif %}
+            {%- set f = call.function if call.function else call %}
+            {{- '<tool_call>\\n{"name": "' ~ f.name ~ '", "arguments": ' }}
+            {{- f.arguments if f.arguments is string else f.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
         {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' }}
-        {{- content }}
-        {{- '\\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+        {{- '\\n<tool_response>\\n' ~ text ~ '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
+    {%- elif m.role == 'user' or not loop.first %}
+        {{- '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>' + '\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}
 """,
+    # Marks on both sides of every block, parts of content, a renamed role, inline ifs.
     "gemma": """{{ bos_token }}
+{%- set turns = messages -%}
+{%- set before = '' -%}
 {%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\\n\\n' -%}
-    {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
+    {%- set turns = messages[1:] -%}
+    {%- set system = messages[0]['content'] -%}
+    {%- set before = (system if system is string else system[0]['text']) + '\\n\\n' -%}
 {%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+{%- for m in turns -%}
+    {%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Roles must go user, assistant, user, ...") }}
     {%- endif -%}
-    {%- if (message['role'] == 'assistant') -%}
-        {%- set role = "model" -%}
-    {%- else -%}
-        {%- set role = message['role'] -%}
-    {%- endif -%}
-    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'image' -%}
-                {{ '<start_of_image>' }}
-            {%- elif item['type'] == 'text' -%}
-                {{ item['text'] | trim }}
+    {{ '<start_of_turn>' ~ ('model' if m['role'] == 'assistant' else m['role']) ~ '\\n' }}
+    {%- if loop.first -%} {{ before }} {%- endif -%}
+    {%- if m['content'] is string -%}
+        {{ m['content'] | trim }}
+    {%- elif m['content'] is iterable -%}
+        {%- for part in m['content'] -%}
+            {%- if part['type'] == 'text' -%}
+                {{ part['text'] | trim }}
+            {%- else -%}
+                {{ '<start_of_' ~ part['type'] ~ '>' }}
             {%- endif -%}
         {%- endfor -%}
     {%- else -%}
-        {{ raise_exception("Invalid content type") }}
+        {{ raise_exception("Content must be text or parts") }}
     {%- endif -%}
     {{ '<end_of_turn>\\n' }}
 {%- endfor -%}
@@ -338,96 +237,74 @@ TEMPLATES = {
     {{'<start_of_turn>model\\n'}}
 {%- endif -%}
 """,
-    "phi3": """{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}{{'<|system|>
-' + message['content'] + '<|end|>
-'}}{% elif message['role'] == 'user' %}{{'<|user|>
-' + message['content'] + '<|end|>
-'}}{% elif message['role'] == 'assistant' %}{{'<|assistant|>
-' + message['content'] + '<|end|>
+    # Line ends within strings, an end of text without a prompt.
+    "phi3": """{% for m in messages %}{% if m['role'] != 'system' or m['content'] %}{{ '<|' + m['role'] + '|>
+' + m['content'] + '<|end|>
 '}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>
 ' }}{% else %}{{ eos_token }}{% endif %}""",
-    "smollm3": """{# Which mode? #}
-{%- if enable_thinking is not defined -%}
-{%- set enable_thinking = true -%}
-{%- endif -%}
-{%- if enable_thinking -%}
-  {%- set reasoning_mode = "/think" -%}
-{%- else -%}
-  {%- set reasoning_mode = "/no_think" -%}
-{%- endif -%}
+    # {% generation %}, chained replace(), variables set by others or not at all, concatenation with ~, string of a dict.
+    "smollm3": """{# The mode comes from the caller or the system message. #}
+{%- set mode = "/no_think" if enable_thinking is defined and not enable_thinking else "/think" -%}
 {{- "<|im_start|>system\\n" -}}
 {%- if messages[0].role == "system" -%}
-  {%- set system_message = messages[0].content -%}
-  {%- if "/no_think" in system_message -%}
-    {%- set reasoning_mode = "/no_think" -%}
+  {%- set system = messages[0].content -%}
+  {%- if "/no_think" in system -%}
+    {%- set mode = "/no_think" -%}
   {%- endif -%}
-  {%- set custom_instructions = system_message.replace("/no_think", "").replace("/think", "").rstrip() -%}
+  {%- set wishes = system.replace("/no_think", "").replace("/think", "").rstrip() -%}
 {%- endif -%}
-{%- set today = strftime_now("%d %B %Y") -%}
-{{- "Date: " ~ today ~ "\\n" -}}
-{{- "Mode: " + reasoning_mode + "\\n\\n" -}}
-{%- if custom_instructions -%}
-  {{- custom_instructions + "\\n\\n" -}}
+{{- "Date: " ~ strftime_now("%d %B %Y") ~ "\\n" ~ "Mode: " + mode + "\\n\\n" -}}
+{%- if wishes -%}
+  {{- wishes + "\\n\\n" -}}
 {%- endif -%}
 {%- if xml_tools or python_tools or tools -%}
-  {{- "### Tools\\n\\n" -}}
-  {%- set ns = namespace(xml_tool_string="List:\\n<tools>\\n") -%}
+  {%- set list = namespace(text="<tools>\\n") -%}
   {%- for tool in (tools or xml_tools)[:] -%}
-    {%- set ns.xml_tool_string = ns.xml_tool_string ~ (tool | string) ~ "\\n" -%}
+    {%- set list.text = list.text ~ (tool | string) ~ "\\n" -%}
   {%- endfor -%}
-  {{- ns.xml_tool_string + "</tools>" -}}
+  {{- list.text + "</tools>" -}}
 {%- endif -%}
 {{- "<|im_end|>\\n" -}}
-{%- for message in messages -%}
-    {%- set content = message.content if message.content is string else "" -%}
-    {%- if message.role == "user" -%}
-        {{ "<|im_start|>" + message.role + "\\n" + content + "<|im_end|>\\n" }}
-    {%- elif message.role == "assistant" -%}
+{%- set nothing = "<think>\\n\\n</think>\\n" if mode == "/no_think" else "" -%}
+{%- for m in messages -%}
+    {%- set text = m.content if m.content is string else "" -%}
+    {%- if m.role == "assistant" -%}
         {% generation %}
-        {%- if reasoning_mode == "/think" -%}
-            {{ "<|im_start|>assistant\\n" + content.lstrip("\\n") + "<|im_end|>\\n" }}
-        {%- else -%}
-            {{ "<|im_start|>assistant\\n" + "<think>\\n\\n</think>\\n" + content.lstrip("\\n") + "<|im_end|>\\n" }}
-        {%- endif -%}
+        {{ "<|im_start|>assistant\\n" + nothing + text.lstrip("\\n") + "<|im_end|>\\n" }}
+        {%- if false -%}{%- endif -%}
         {% endgeneration %}
-    {%- elif message.role == "tool" -%}
-    {{ "<|im_start|>" + "user\\n" + content + "<|im_end|>\\n" }}
+    {%- elif m.role != "system" -%}
+        {{ "<|im_start|>" + "user\\n" + text + "<|im_end|>\\n" }}
     {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
-    {%- if reasoning_mode == "/think" -%}
-        {{ "<|im_start|>assistant\\n" }}
-    {%- else -%}
-        {{ "<|im_start|>assistant\\n" + "<think>\\n\\n</think>\\n" }}
-    {%- endif -%}
+    {{ "<|im_start|>assistant\\n" + nothing }}
 {%- endif -%}
 """,
-    "olmo2": """{{ bos_token }}{% for message in messages %}
-{% if message['role'] == 'system' %}
-{{ '<|system|>
-' + message['content'] + '
-' }}
-{% elif message['role'] == 'user' %}
-{{ '<|user|>
-' + message['content'] + '
-' }}
-{% elif message['role'] == 'assistant' %}
-{% if not loop.last %}
+    # Another text for the last message, line ends within strings and after blocks.
+    "olmo2": """{{ bos_token }}{% for m in messages %}
+{% if m['role'] == 'assistant' %}
+{% if loop.last %}
 {{ '<|assistant|>
-'  + message['content'] + eos_token + '
-' }}
+'  + m['content'] + eos_token }}
 {% else %}
 {{ '<|assistant|>
-'  + message['content'] + eos_token }}
+'  + m['content'] + eos_token + '
+' }}
 {% endif %}
+{% else %}
+{{ '<|' + m['role'] + '|>
+' + m['content'] + '
+' }}
 {% endif %}
-{% if loop.last and add_generation_prompt %}
+{% if add_generation_prompt and loop.last %}
 {{ '<|assistant|>
 ' }}
 {% endif %}
 {% endfor %}""",
-    "openchat": "{{ bos_token }}{% for message in messages %}{{ 'GPT4 Correct ' + message['role'].title() + ': ' + message['content'] + "
-                "'<|end_of_turn|>'}}{% endfor %}{% if add_generation_prompt %}{{ 'GPT4 Correct Assistant:' }}{% endif %}",
+    # Methods of strings.
+    "openchat": "{{ bos_token }}{% for m in messages %}{{ 'GPT4 ' + m['role'].title() + ': ' + m['content'] + '<|end_of_turn|>'}}"
+                "{% endfor %}{% if add_generation_prompt %}{{ 'GPT4 Assistant:' }}{% endif %}",
     "macros": """{%- macro type_of(spec, top=true) -%}
   {%- if spec.type == "array" -%}
     {{- type_of(spec['items'], false) -}}[]
