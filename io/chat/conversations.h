@@ -6,9 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/chat/chat_format.h"
 #include "io/data/sampler.h"
-#include "io/data/tokenizer.h"
 
 namespace tessera::io {
 
@@ -19,34 +17,6 @@ bool is_conversation_file(const std::string& path);
 struct Conversation {
   std::vector<std::int32_t> tokens;
   std::vector<bool> has_loss;  ///< of each token: whether the model learns to predict it
-};
-
-/// Turns lines of JSON into conversations.
-///
-///   {"messages": [{"role": ..., "content": ...}, ...]}  by the chat template; loss on the
-///       assistant's turns. "tools" and "chat_template_kwargs" are passed to the template
-///   {"prompt": P, "completion": C}  two texts, or two lists of messages; loss on the completion and
-///       the end of text
-///   {"text": T}  loss on everything
-///
-/// Other keys are ignored. Thread-safe.
-class ConversationReader {
- public:
-  ConversationReader(TokenizerPtr tokenizer, ChatFormat format)
-      : tokenizer_(std::move(tokenizer)), format_(std::move(format)) {}
-  /// @param where  of the line, for errors: "chat.jsonl:12"
-  /// @throws IoError on a line that is malformed or that the template refuses; Unsupported, also
-  ///   without a template; messages begin with `where`
-  Conversation read(std::string_view line, const std::string& where) const;
-
- private:
-  Conversation parse(std::string_view line) const;
-  Conversation of_messages(chat::Dict conversation, std::size_t prompt_messages) const;
-  Conversation of_texts(const std::string& prompt, const std::string& completion) const;
-  Conversation tokenized(const chat::Rendering& text) const;
-
-  TokenizerPtr tokenizer_;
-  ChatFormat format_;
 };
 
 /// Conversations in memory, in the order of their files.
@@ -64,11 +34,6 @@ struct Conversations {
   /// Conversations [first, last).
   Conversations slice(std::int64_t first, std::int64_t last) const;
 };
-
-/// Reads all lines of files; empty lines are skipped.
-/// @throws as ConversationReader::read(); IoError also if there is none
-Conversations read_conversations(const std::vector<std::string>& files,
-                                 const ConversationReader& reader);
 
 /// What became of conversations in rows.
 struct PackingReport {

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "io/chat/conversation_reader.h"
 #include "io/data/recognize.h"
 #include "io/data/text.h"
 #include "io/data/token_file.h"

@@ -1,5 +1,3 @@
-#include "io/chat/conversations.h"
-
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -7,6 +5,7 @@
 #include <set>
 
 #include "io/base/file.h"
+#include "io/chat/conversation_reader.h"
 #include "io/data/dataset.h"
 #include "io/tokenizer/files.h"
 #include "tests/support/check_throws.h"

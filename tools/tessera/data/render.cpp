@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/chat/conversations.h"
+#include "io/chat/conversation_reader.h"
 #include "io/data/dataset.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/model/text_generation.h"
