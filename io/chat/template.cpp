@@ -451,16 +451,18 @@ class Renderer {
               a.values[i].type());
       return *a.values[i].integer();
     };
+    (void)a.need(0);
     const bool has_start = a.values.size() > 1;
     const std::int64_t start = has_start ? whole(0, 0) : 0;
-    const std::int64_t stop = has_start ? whole(1, 0) : *a.need(0).integer();
-    const std::int64_t step = whole(2, 1);
+    const std::int64_t stop = whole(has_start ? 1 : 0, 0), step = whole(2, 1);
     require(step != 0, "range: the step is 0");
     List list;
-    for (std::int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+    std::int64_t i = start;
+    for (bool ends = false; !ends && (step > 0 ? i < stop : i > stop);) {
       budget_.spend(sizeof(Value));
       require(std::ssize(list) < kMostRange, "range: more than {} elements", kMostRange);
       list.emplace_back(i);
+      ends = __builtin_add_overflow(i, step, &i);
     }
     return list;
   }

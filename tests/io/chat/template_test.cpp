@@ -83,6 +83,7 @@ TEST_CASE("errors name the template, the line and what is wrong") {
   fails("{{ ) }}", "')' closes nothing");
   fails("{% break %}", "'break' outside of a loop");
   fails("{{ 1 // 0 }}", "division by zero");
+  fails("{{ range('a') }}", "range: expected an int, found a str");
   fails("{{ 9223372036854775807 + 1 }}", "a whole number is too large");
   fails("{% set x = 1 %}{% set x.y = 1 %}", "only attributes of a namespace can be set");
   fails("{{ raise_exception('no ' ~ 1) }}", "t:1: the template refuses: no 1");
@@ -120,6 +121,7 @@ TEST_CASE("work, depth and size of a rendering are bounded") {
   fails("{{ 1" + repeated("+1", 5000) + " }}", "an expression of more than");
   fails(repeated("{% if 1 %}", 5000), "levels of nesting");
   fails("{{ " + repeated("not ", 5000) + "1 }}", "levels of nesting");
+  CHECK(render("{{ range(9223372036854775800, 9223372036854775807, 5) | length }}") == "2");
   // A namespace within itself.
   CHECK(render("{% set n = namespace() %}{% set n.n = n %}{{ n.n == n }}{{ n }}") ==
         "True<a namespace>");

@@ -39,7 +39,7 @@ std::vector<std::int32_t> chat_prompt(const Options& options, const io::Tokenize
   if (!options.messages.empty()) {
     json = io::parse_ordered_json(io::read_file(options.messages, 64 << 20), options.messages);
     if (json.is_array()) json = io::OrderedJson{{"messages", json}};
-    require(json.is_object() && json.contains("messages"),
+    require(json.is_object() && json.contains("messages") && json["messages"].is_array(),
             "{}: expected a list of messages, or an object with \"messages\"", options.messages);
   }
   ends = format.turn_ends(tokenizer);
