@@ -1,6 +1,5 @@
 // A line of a file of conversations, tokenized as bytes.
 #include "io/chat/conversation_reader.h"
-
 #include "tests/fuzz/fuzz.h"
 
 using namespace tessera;

@@ -404,7 +404,8 @@ def main():
                 case["error"] = str(error)
             cases.append(case)
     OUT.mkdir(exist_ok=True)
-    (OUT / "cases.json").write_text(json.dumps({"templates": TEMPLATES, "cases": cases}, ensure_ascii=False, indent=0) + "\n")
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    (OUT / "cases.json").write_text(f'{{"templates": {json.dumps(TEMPLATES, ensure_ascii=False)},\n"cases": [\n{lines}\n]}}\n')
     print(f"{len(cases)} cases, {sum('error' in c for c in cases)} with errors")
     for c in cases:
         if "error" in c:
