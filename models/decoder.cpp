@@ -114,12 +114,13 @@ DecoderBlock::DecoderBlock(nn::Module& parent, std::string_view name, const Arch
       post_mlp_norm_(norm_if(arch.post_norm, *this, names_of(arch).post_mlp_norm, arch)),
       mlp_dropout_(*this, "mlp_dropout", arch.dropout) {}
 
-std::array<Tensor, 3> DecoderBlock::operator()(const Tensor& x, nn::KvCache* cache, bool balance) {
+std::array<Tensor, 3> DecoderBlock::operator()(const Tensor& x, nn::KvCache* cache,
+                                               const Packing& packing, bool balance) {
   const auto normed = [](const std::optional<nn::Norm>& norm, const Tensor& t) {
     return norm ? (*norm)(t) : t;
   };
-  const Tensor attended =
-      normed(post_attention_norm_, attention_(normed(attention_norm_, x), cache));
+  const Tensor attended = normed(post_attention_norm_,
+                                 attention_(normed(attention_norm_, x), cache, packing.documents));
   const Tensor branch = attention_dropout_(attended);
   ops::SumAndNorm h;
   if (mlp_norm_) {
@@ -157,9 +158,11 @@ const Tensor& Decoder::head_weight() const {
   return head_ ? head_->weight.tensor : embed_.weight.tensor;
 }
 
-Tensor Decoder::embedded(const Tensor& tokens, std::int64_t past) const {
-  const Tensor positions = positions_ ? positions_->weight.tensor : Tensor();
-  Tensor x = ops::embedding(tokens, embed_.weight, positions, past);
+Tensor Decoder::embedded(const Tensor& tokens, std::int64_t past, const Tensor& positions) const {
+  const bool packed = positions_ && positions.defined();
+  const Tensor in_order = positions_ && !packed ? positions_->weight.tensor : Tensor();
+  Tensor x = ops::embedding(tokens, embed_.weight, in_order, past);
+  if (packed) x = ops::add(x, (*positions_)(positions));
   if (arch().embedding_scale != 1.0) {
     const bool is_bf16 = x.dtype() == DType::BF16;
     const auto scale = static_cast<float>(arch().embedding_scale);
@@ -169,7 +172,8 @@ Tensor Decoder::embedded(const Tensor& tokens, std::int64_t past) const {
   return dropout_(x);
 }
 
-Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache, Balance* balance) {
+Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache, const Packing& packing,
+                       Balance* balance) {
   const std::int64_t past = cache == nullptr ? 0 : cache->past;
   require(tokens.shape().size() == 2, "a model takes tokens [B, T], got shape {}", tokens.shape());
   require(tokens.dtype() == DType::I32, "a model takes tokens of dtype i32, got {}",
@@ -177,14 +181,16 @@ Tensor Decoder::hidden(const Tensor& tokens, nn::KvCache* cache, Balance* balanc
   require(past + tokens.dim(1) <= arch().seq_len,
           "{} tokens are more than the model's {} positions (model.seq_len)", past + tokens.dim(1),
           arch().seq_len);
-  const auto embed = [this, past](const Tensor& t) { return embedded(t, past); };
+  const auto embed = [this, past, positions = packing.positions](const Tensor& t) {
+    return embedded(t, past, positions);
+  };
   Tensor x = positions_ ? nn::unit({&embed_, &*positions_}, embed, tokens)
                         : nn::unit({&embed_}, embed, tokens);
   const auto add = [](Tensor& sum, const Tensor& term) {
     sum = sum.defined() ? ops::add(sum, term) : term;
   };
   for (DecoderBlock& block : blocks_) {
-    const std::array<Tensor, 3> results = nn::unit(block, x, cache, balance != nullptr);
+    const std::array<Tensor, 3> results = nn::unit(block, x, cache, packing, balance != nullptr);
     x = results[0];
     if (!results[1].defined()) continue;
     add(balance->probabilities, results[1]);
@@ -210,14 +216,15 @@ Tensor Decoder::balance_loss(const Balance& balance, std::int64_t tokens, double
                                         static_cast<double>(tokens) * scale / (rows * rows));
 }
 
-Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale) {
+Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale,
+                     const Packing& packing) {
   require(targets.shape() == tokens.shape(), "targets {} must have the shape of tokens {}",
           targets.shape(), tokens.shape());
   const std::int64_t rows = tokens.numel();
   Balance balance;
   const bool balances = arch().experts.aux_loss > 0 && tokens.context()->grad_enabled();
-  const Tensor x =
-      ops::reshape(hidden(tokens, nullptr, balances ? &balance : nullptr), {rows, arch().n_embd});
+  const Tensor x = ops::reshape(hidden(tokens, nullptr, packing, balances ? &balance : nullptr),
+                                {rows, arch().n_embd});
   const auto loss_of = [this, scale](const Tensor& h, const Tensor& t) {
     return ops::linear_cross_entropy(h, head_weight(), t, scale, 0, arch().logits_softcap);
   };

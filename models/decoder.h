@@ -20,7 +20,8 @@ class DecoderBlock : public nn::Module {
   /// @param balance  return the use of experts
   /// @return       [B, T, C]; with `balance` and experts also their probabilities and counts, see
   ///   nn::Experts::Result, else undefined tensors
-  std::array<Tensor, 3> operator()(const Tensor& x, nn::KvCache* cache, bool balance);
+  std::array<Tensor, 3> operator()(const Tensor& x, nn::KvCache* cache, const Packing& packing,
+                                   bool balance);
 
  private:
   std::optional<nn::Norm> attention_norm_;
@@ -44,19 +45,21 @@ class Decoder final : public LanguageModel {
   /// @throws InvalidArgument on a shape that does not fit
   explicit Decoder(const Arch& arch);
 
-  Tensor loss(const Tensor& tokens, const Tensor& targets, double scale) override;
+  Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,
+              const Packing& packing = {}) override;
   Tensor logits(const Tensor& tokens) override;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) override;
   bool outgrows(std::int64_t past, std::int64_t count) const override;
 
  private:
-  Tensor embedded(const Tensor& tokens, std::int64_t past) const;
+  Tensor embedded(const Tensor& tokens, std::int64_t past, const Tensor& positions) const;
   /// Sums over layers with experts.
   struct Balance {
     Tensor probabilities, counts;
     std::int64_t layers = 0;
   };
-  Tensor hidden(const Tensor& tokens, nn::KvCache* cache, Balance* balance = nullptr);
+  Tensor hidden(const Tensor& tokens, nn::KvCache* cache, const Packing& packing = {},
+                Balance* balance = nullptr);
   Tensor balance_loss(const Balance& balance, std::int64_t tokens, double scale) const;
   nn::Module& head();
   const Tensor& head_weight() const;

@@ -10,6 +10,12 @@
 
 namespace tessera::models {
 
+/// Rows that hold several documents. Undefined tensors: each row is one document.
+struct Packing {
+  Tensor documents{};  ///< [B, T] i32: id of each token's document, ascending within a row
+  Tensor positions{};  ///< [B, T] i32: positions within the documents
+};
+
 /// A decoder of tokens: what training, evaluation and sampling need of a model.
 class LanguageModel : public nn::Module {
  public:
@@ -20,9 +26,12 @@ class LanguageModel : public nn::Module {
   /// 1 / (tokens of the whole step), micro-batches on all ranks add up to their mean.
   /// @param tokens   [B, T] i32, T <= seq_len
   /// @param targets  [B, T] i32, -1: ignored
-  /// @param scale    e.g. 1 / (tokens of the whole step)
+  /// @param scale    e.g. 1 / (targets of the whole step)
+  /// @param packing  attention does not cross documents, and learned positions are those given;
+  ///   rotary embeddings depend on differences of positions alone
   /// @return         [1], f32. The root of backward; see ops::linear_cross_entropy.
-  virtual Tensor loss(const Tensor& tokens, const Tensor& targets, double scale) = 0;
+  virtual Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,
+                      const Packing& packing = {}) = 0;
 
   /// @param tokens  [B, T] i32
   /// @return        [B, T, V], dtype of the parameters (all logits: for small models and tests)

@@ -20,10 +20,10 @@ Loader::Loader(const io::Samples& samples, const comm::Communicator& world,
           "train.global_batch {} must be a multiple of train.micro_batch {} times {} ranks",
           options.global_batch, options.micro_batch, world_size_);
   const Shape shape{options.micro_batch, samples.seq_len()};
-  tokens_ = Tensor::empty(context, shape, DType::I32, MemoryCategory::Data, "batch");
-  targets_ = Tensor::empty(context, shape, DType::I32, MemoryCategory::Data, "batch");
+  for (int i = 0; i < (samples.is_packed() ? 4 : 2); ++i)
+    parts_.push_back(Tensor::empty(context, shape, DType::I32, MemoryCategory::Data, "batch"));
   host_ = Storage::allocate_on_host(
-      context, 2 * static_cast<std::size_t>(numel(shape)) * sizeof(std::int32_t),
+      context, parts_.size() * static_cast<std::size_t>(numel(shape)) * sizeof(std::int32_t),
       MemoryCategory::Data, "batch read ahead");
 }
 
@@ -37,13 +37,21 @@ void Loader::read(Rows rows) {
   std::int32_t* const targets = inputs + count;
   std::fill(inputs, targets, 0);
   std::fill(targets, targets + count, kernels::kIgnoreTarget);
+  std::int32_t* const documents = targets + count;
+  if (samples_.is_packed()) std::fill(documents, documents + 2 * count, 0);
   const std::int64_t real =
       std::clamp<std::int64_t>(rows.limit - rows.first, 0, options_.micro_batch);
   if (real > 0) samples_.fill_batch(rows.first, real, inputs, targets);
+  if (real > 0 && samples_.is_packed())
+    samples_.fill_documents(rows.first, real, documents, documents + count);
 }
 
 Batch Loader::load(Rows rows, std::optional<Rows> next) {
-  const Batch batch{tokens_, targets_, rows.first};
+  Batch batch{parts_[0], parts_[1], rows.first};
+  if (samples_.is_packed()) {
+    batch.documents = parts_[2];
+    batch.positions = parts_[3];
+  }
   if (context_->device().type == DeviceType::Meta) return batch;
   const bool is_read = ahead_ == rows;
   ahead_.reset();
@@ -54,9 +62,11 @@ Batch Loader::load(Rows rows, std::optional<Rows> next) {
       reading_.wait(), reading_ = {};
   }
   if (!is_read) read(rows);
-  const auto* const inputs = static_cast<const std::int32_t*>(host_->data());
-  tokens_.copy_from_host(inputs);
-  targets_.copy_from_host(inputs + tokens_.numel());
+  const auto* from = static_cast<const std::int32_t*>(host_->data());
+  for (Tensor& part : parts_) {
+    part.copy_from_host(from);
+    from += part.numel();
+  }
   if (next) {
     reading_ = std::async(std::launch::async, [this, next] { read(*next); });
     ahead_ = next;

@@ -4,6 +4,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "core/tensor.h"
@@ -16,6 +17,8 @@ struct Batch {
   Tensor tokens;           ///< [rows, seq_len] i32
   Tensor targets;          ///< [rows, seq_len] i32; kernels::kIgnoreTarget: no target
   std::int64_t first = 0;  ///< global number of the first sample
+  /// [rows, seq_len] i32, see io::Samples::fill_documents(); undefined: rows are single documents.
+  Tensor documents{}, positions{};
 };
 
 struct LoaderOptions {
@@ -38,8 +41,10 @@ class Loader {
   const LoaderOptions& options() const { return options_; }
   /// Micro-batches of this rank in a step.
   std::int64_t micro_batches() const { return rows_per_rank_ / options_.micro_batch; }
-  /// Tokens of a step over all ranks.
-  std::int64_t tokens_per_step() const { return options_.global_batch * samples_.seq_len(); }
+  /// Targets of the step on samples [position, position + global_batch), over all ranks.
+  std::int64_t targets_of_step(std::int64_t position) const {
+    return samples_.count_targets(position, options_.global_batch);
+  }
 
   /// Micro-batch m of the step on samples [position, position + global_batch), of which each rank
   /// has a contiguous part. Valid until the next call. @throws what the samples throw
@@ -65,8 +70,8 @@ class Loader {
   LoaderOptions options_;
   int rank_, world_size_;
   std::int64_t rows_per_rank_;
-  std::shared_ptr<Storage> host_;  // inputs, then targets, of the micro-batch that is read ahead
-  Tensor tokens_, targets_;
+  std::vector<Tensor> parts_;      // inputs, targets, and of packed rows documents and positions
+  std::shared_ptr<Storage> host_;  // the same of the micro-batch that is read ahead
   std::optional<Rows> ahead_;
   std::future<void> reading_;
 };

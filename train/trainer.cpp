@@ -40,7 +40,8 @@ Trainer::Trainer(comm::ShardedModel& model, const optim::Optimizer& optimizer, L
     : model_(model), optimizer_(optimizer), loss_(std::move(loss)), options_(std::move(options)) {}
 
 void Trainer::run_all(Step& step, std::int64_t position, Loader& data) {
-  const double scale = 1.0 / static_cast<double>(data.tokens_per_step());
+  const std::int64_t targets = data.targets_of_step(position);
+  const double scale = targets > 0 ? 1.0 / static_cast<double>(targets) : 0.0;
   for (std::int64_t m = 0; m < data.micro_batches(); ++m) {
     const Batch batch = data.micro_batch(position, m);
     step.micro_batch(batch.first, [&] { return loss_(batch, scale); });
@@ -147,7 +148,8 @@ Trainer::Evaluation Trainer::evaluate(Loader& data, std::int64_t batches,
     world.all_reduce(sum.view(), comm::ReduceOp::Sum, {"all_reduce val_loss", {}});
   const double total = values_of(sum).front();
   world.check();
-  return {.loss = total / static_cast<double>(limit * data.samples().seq_len())};
+  const std::int64_t targets = data.samples().count_targets(0, limit);
+  return {.loss = targets > 0 ? total / static_cast<double>(targets) : 0.0};
 }
 
 }  // namespace tessera::train

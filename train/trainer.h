@@ -30,7 +30,7 @@ struct TrainerOptions {
 
 /// Outcome of one optimizer step; equal on all ranks.
 struct StepResult {
-  double loss = 0;       ///< nats per token over the global batch, before the update
+  double loss = 0;       ///< nats per target over the global batch, before the update
   double grad_norm = 0;  ///< global, before clipping
   double lr = 0;
   int stop_signal = 0;  ///< received by any rank, see Trainer::step(); 0: none
@@ -62,7 +62,7 @@ class Trainer {
                   const std::function<int()>& stop_signal = {});
 
   struct Evaluation {
-    double loss = 0;      ///< mean, nats per token
+    double loss = 0;      ///< mean, nats per target; 0 without targets
     int stop_signal = 0;  ///< as in StepResult; if set, the evaluation ended early without a loss
   };
   /// Evaluates samples [0, batches * global_batch), at most one epoch; batches 0: the whole epoch.

@@ -136,13 +136,14 @@ KvCache::Layer& KvCache::layer(const Module& attention) {
   return layers_.emplace_back(&attention, Layer{}).second;
 }
 
-Tensor Attention::operator()(const Tensor& x, KvCache* cache) const {
+Tensor Attention::operator()(const Tensor& x, KvCache* cache, const Tensor& documents) const {
   const AttentionOptions& o = options_;
   const ops::AttentionOptions attention{.heads = o.heads,
                                         .kv_heads = o.kv_heads,
                                         .window = o.window,
                                         .softcap = o.softcap,
-                                        .scale = o.scale};
+                                        .scale = o.scale,
+                                        .documents = documents};
   const std::int64_t past = cache == nullptr ? 0 : cache->past;
   KvCache::Layer* const layer = cache == nullptr ? nullptr : &cache->layer(*this);
   if (layer != nullptr && !layer->k.defined()) {

@@ -179,8 +179,9 @@ class Attention : public Module {
   /// @param x      [B, T, width]
   /// @param cache  for decoding: attends to the cached tokens too, and appends these; not
   ///   differentiable. Null: none
+  /// @param documents  [B, T] i32, see ops::AttentionOptions; undefined: each row is one document
   /// @return       [B, T, width]
-  Tensor operator()(const Tensor& x, KvCache* cache = nullptr) const;
+  Tensor operator()(const Tensor& x, KvCache* cache = nullptr, const Tensor& documents = {}) const;
 
  private:
   Tensor prepared(const Tensor& heads, const std::optional<Norm>& norm, std::int64_t past) const;

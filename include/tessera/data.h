@@ -4,7 +4,10 @@
 ///
 ///     const auto data = io::open_dataset({.train = {"data/*.bin"}});
 ///     const io::Sampler sampler(data.train, 1024, io::DataOrder::Shuffled, 1);
+///
+/// Of conversations (.jsonl), data.conversations is set instead, for io::ConversationSamples.
 
+#include "io/chat/conversations.h"
 #include "io/data/dataset.h"
 #include "io/data/sampler.h"
 #include "io/data/token_file.h"

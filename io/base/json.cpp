@@ -65,9 +65,8 @@ class Checker final : public nlohmann::json_sax<Json> {
   std::vector<std::unordered_set<std::string>> keys_;  // per enclosing object
 };
 
-}  // namespace
-
-Json parse_json(std::string_view text, const std::string& source, int max_depth) {
+template <typename T>
+T parse_as(std::string_view text, const std::string& source, int max_depth) {
   require<CorruptCheckpoint>(!text.empty(), "{} is empty; expected JSON", source);
   require<CorruptCheckpoint>(!text.starts_with("\xEF\xBB\xBF"),
                              "{} starts with a byte-order mark; expected plain UTF-8", source);
@@ -77,10 +76,20 @@ Json parse_json(std::string_view text, const std::string& source, int max_depth)
   Checker checker(source, max_depth);
   Json::sax_parse(text, &checker);
   try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
+    return T::parse(text);
+  } catch (const nlohmann::json::exception& error) {
     throw CorruptCheckpoint("{} is not valid JSON: {}", source, without_name(error.what()));
   }
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& source, int max_depth) {
+  return parse_as<Json>(text, source, max_depth);
+}
+
+OrderedJson parse_ordered_json(std::string_view text, const std::string& source, int max_depth) {
+  return parse_as<OrderedJson>(text, source, max_depth);
 }
 
 std::string dump_json(const Json& json) {

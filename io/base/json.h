@@ -9,12 +9,16 @@
 namespace tessera::io {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;  // keeps the order of keys
 
 /// Parses strict JSON: UTF-8 without byte-order mark, no comments, no duplicate keys, no trailing
 /// bytes, at most max_depth levels.
 /// @param source  named in errors, usually the file
 /// @throws CorruptCheckpoint
 Json parse_json(std::string_view text, const std::string& source, int max_depth = 64);
+
+OrderedJson parse_ordered_json(std::string_view text, const std::string& source,
+                               int max_depth = 64);
 
 /// JSON text, indented by 2. Bytes that are not UTF-8 become U+FFFD.
 std::string dump_json(const Json& json);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "io/chat/conversation_reader.h"
 #include "io/data/recognize.h"
 #include "io/data/text.h"
 #include "io/data/token_file.h"
@@ -17,15 +18,18 @@
 namespace tessera::io {
 namespace {
 
-/// Whether all files are token files. @throws InvalidArgument on a mixture
-bool all_token_files(const std::vector<std::string>& files) {
-  const auto tokens = std::ranges::find_if(files, is_token_file);
-  const auto text = std::ranges::find_if_not(files, is_token_file);
-  require(tokens == files.end() || text == files.end(),
-          "{} is text, but {} is a token file (.bin); data.train and data.val must be all text or "
-          "all token files",
-          text == files.end() ? "" : *text, tokens == files.end() ? "" : *tokens);
-  return text == files.end();
+/// "text", "a token file (.bin)" or "a file of conversations (.jsonl)"
+const char* kind_of(const std::string& file) {
+  if (is_conversation_file(file)) return "a file of conversations (.jsonl)";
+  return is_token_file(file) ? "a token file (.bin)" : "text";
+}
+
+/// @throws InvalidArgument on a mixture
+void require_one_kind(const std::vector<std::string>& files) {
+  for (const std::string& file : files)
+    require(kind_of(file) == kind_of(files.front()),
+            "{} is {}, but {} is {}; data.train and data.val must be of one kind", files.front(),
+            kind_of(files.front()), file, kind_of(file));
 }
 
 TokenSourcePtr open_token_files(const std::vector<std::string>& files, std::int64_t vocab_size) {
@@ -57,12 +61,39 @@ TokenizerPtr choose_tokenizer(const DatasetOptions& options,
   if (options.fixed_tokenizer) return options.fixed_tokenizer;
   if (options.tokenizer == "bytes") return make_byte_tokenizer();
   if (options.tokenizer != "chars") return load_tokenizer(options.tokenizer);
+  require(!is_conversation_file(files.front()),
+          "data.tokenizer chars takes its characters from text, and {} is {}; use bytes, or a "
+          "tokenizer file",
+          files.front(), kind_of(files.front()));
   std::set<char32_t> characters;
   for (const std::string& file : files) {
     const std::u32string text = decode_utf8(read_text(file), file);
     characters.insert(text.begin(), text.end());
   }
   return make_char_tokenizer({characters.begin(), characters.end()});
+}
+
+void open_conversations(Dataset& data, const DatasetOptions& options,
+                        const std::vector<std::string>& train,
+                        const std::vector<std::string>& val) {
+  const ConversationReader reader(
+      data.tokenizer, ChatFormat(*data.tokenizer, options.chat_template,
+                                 parse_chat_date(options.chat_date), "--data.chat_template"));
+  const auto open = [&](const std::vector<std::string>& files) {
+    return std::make_shared<const Conversations>(read_conversations(files, reader));
+  };
+  data.conversations = open(train);
+  if (!val.empty()) {
+    data.val_conversations = open(val);
+    return;
+  }
+  const std::int64_t count = data.conversations->count();
+  const auto split = static_cast<std::int64_t>(
+      std::floor(static_cast<double>(count) * (1.0 - options.val_fraction)));
+  if (split == count || split == 0) return;
+  data.val_conversations =
+      std::make_shared<const Conversations>(data.conversations->slice(split, count));
+  data.conversations = std::make_shared<const Conversations>(data.conversations->slice(0, split));
 }
 
 }  // namespace
@@ -97,11 +128,13 @@ Dataset open_dataset(const DatasetOptions& options) {
 
   Dataset data;
   data.vocab_size = options.vocab_size;
+  require_one_kind(files);
   for (const std::string& file : files) {
+    if (is_conversation_file(file)) continue;  // the parser of JSON names what is wrong
     if (std::string odd = inspect_data_file(file, is_token_file(file)); !odd.empty())
       data.warnings.push_back(std::move(odd));
   }
-  if (all_token_files(files)) {
+  if (is_token_file(files.front())) {
     data.train = open_token_files(train, options.vocab_size);
     if (!val.empty()) data.val = open_token_files(val, options.vocab_size);
     if (data.vocab_size == 0) {
@@ -118,10 +151,20 @@ Dataset open_dataset(const DatasetOptions& options) {
       options.no_tokenizer.empty() ? "" : fmt::format(" ({})", options.no_tokenizer),
       files.front());
   data.tokenizer = choose_tokenizer(options, files);
+  const bool chats = is_conversation_file(files.front());
+  require(chats || options.chat_template.empty(),
+          "data.chat_template is for conversations, and {} is {}; leave the key out", files.front(),
+          kind_of(files.front()));
+  if (!options.chat_template.empty())
+    data.tokenizer = with_chat_template(data.tokenizer, options.chat_template);
   if (data.vocab_size == 0) data.vocab_size = data.tokenizer->vocab_size();
   require(data.vocab_size >= data.tokenizer->vocab_size(),
           "model.vocab_size is {}, but the {} tokenizer has {} entries; set it to 0 to use those",
           data.vocab_size, data.tokenizer->kind(), data.tokenizer->vocab_size());
+  if (chats) {
+    open_conversations(data, options, train, val);
+    return data;
+  }
   data.train = open_text_files(train, *data.tokenizer);
   if (!val.empty()) {
     data.val = open_text_files(val, *data.tokenizer);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "io/chat/conversations.h"
 #include "io/data/token_source.h"
 #include "io/data/tokenizer.h"
 
@@ -13,26 +14,34 @@ namespace tessera::io {
 /// @throws IoError if a glob matches nothing
 std::vector<std::string> expand_globs(const std::vector<std::string>& patterns);
 
-/// Whether the name ends in ".bin"; every other file is text.
+/// Date that templates see in training. It does not change, so that a resumed run has the same tokens.
+inline constexpr const char* kChatDate = "2024-07-26";
+
+/// Whether the name ends in ".bin"; files that are not conversations either are text.
 bool is_token_file(const std::string& path);
 
 struct DatasetOptions {
-  std::vector<std::string> train = {};  ///< files or globs; all token files, or all text
-  std::vector<std::string> val = {};    ///< same kind as train; empty: split off the training text
+  /// Files or globs: all token files, all conversations (is_conversation_file()), or all text.
+  std::vector<std::string> train = {};
+  std::vector<std::string> val = {};  ///< same kind as train; empty: split off the training text
   std::string tokenizer = "bytes";  ///< for text: "bytes", "chars", or what load_tokenizer() reads
-  /// Fraction at the end of the training text used for validation if val is empty, in [0, 1). Token
-  /// files are never split.
+  /// Fraction at the end of the training text or conversations used for validation if val is empty, in
+  /// [0, 1). Token files are never split.
   double val_fraction = 0.1;
   std::int64_t vocab_size = 0;  ///< of the model; ids must be below it. 0: derived from the data
   TokenizerPtr fixed_tokenizer = nullptr;  ///< tokenizer of the model; overrides `tokenizer`
   bool refuse_text = false;                ///< accept only token files: the model has no tokenizer
   std::string no_tokenizer = {};           ///< why it has none, for the error
+  std::string chat_template = {};     ///< for conversations: a file; empty: the tokenizer's own
+  std::string chat_date = kChatDate;  ///< for conversations: what strftime_now() formats
 };
 
 struct Dataset {
-  TokenSourcePtr train;
-  TokenSourcePtr val;      ///< null if there is none
-  TokenizerPtr tokenizer;  ///< null for token files
+  TokenSourcePtr train;                                    ///< null for conversations
+  TokenSourcePtr val;                                      ///< null if there is none
+  std::shared_ptr<const Conversations> conversations;      ///< null for token files and text
+  std::shared_ptr<const Conversations> val_conversations;  ///< null if there is none
+  TokenizerPtr tokenizer;  ///< null for token files; with DatasetOptions::chat_template, if given
   /// DatasetOptions::vocab_size; if 0, the tokenizer's size, or 1 + the largest id in token files.
   std::int64_t vocab_size = 0;
   std::vector<std::string> warnings;  ///< from inspect_data_file

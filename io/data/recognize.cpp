@@ -124,7 +124,10 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
   }
   constexpr const char* kAsItIs =
       "extract its text into a .txt file, or rename it to .txt to train on it unchanged";
-  if (is_jsonl(path, head)) refuse("JSON with one object per line", kAsItIs);
+  if (is_jsonl(path, head))
+    refuse("JSON with one object per line",
+           "extract its text into a .txt file, rename it to .txt to train on it unchanged, or to "
+           ".jsonl if its lines are conversations");
   if (path.ends_with(".csv") || path.ends_with(".tsv")) refuse("a table (CSV)", kAsItIs);
   return inspect_text(path, head);
 }

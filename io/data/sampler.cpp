@@ -39,6 +39,18 @@ DataOrder parse_data_order(std::string_view name) {
   return DataOrder::Sequential;
 }
 
+std::int64_t shuffled_row(std::int64_t sample, std::int64_t rows, std::uint64_t seed) {
+  const auto key =
+      RngKey::make(seed, RngPurpose::DataOrder, static_cast<std::uint64_t>(sample / rows));
+  return static_cast<std::int64_t>(
+      permute(static_cast<std::uint64_t>(sample % rows), static_cast<std::uint64_t>(rows), key));
+}
+
+void Samples::fill_documents(std::int64_t /*first*/, std::int64_t /*rows*/,
+                             std::int32_t* /*documents*/, std::int32_t* /*positions*/) const {
+  throw InvalidArgument("these samples are single documents; see is_packed()");
+}
+
 Sampler::Sampler(TokenSourcePtr source, std::int64_t seq_len, DataOrder order, std::uint64_t seed,
                  std::string_view name)
     : source_(std::move(source)), seq_len_(seq_len), order_(order), seed_(seed) {
@@ -62,9 +74,7 @@ std::int64_t Sampler::first_token(std::int64_t sample) const {
   const std::int64_t offsets = std::min(seq_len_, source_->size() - windows_ * seq_len_);
   // Random counter 2^63 is for the offset; the permutation uses lower ones.
   const std::int64_t offset = key.words(std::uint64_t{1} << 63)[0] % offsets;
-  const auto window =
-      permute(static_cast<std::uint64_t>(row), static_cast<std::uint64_t>(windows_), key);
-  return offset + static_cast<std::int64_t>(window) * seq_len_;
+  return offset + shuffled_row(sample, windows_, seed_) * seq_len_;
 }
 
 void Sampler::fill_batch(std::int64_t first_sample, std::int64_t rows, std::int32_t* inputs,

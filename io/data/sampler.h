@@ -11,6 +11,13 @@ enum class DataOrder : std::uint8_t { Shuffled, Sequential };
 /// "shuffled" or "sequential". @throws InvalidArgument
 DataOrder parse_data_order(std::string_view name);
 
+/// Row of a sample, where each epoch visits every row once, in the order of a keyed permutation.
+/// @param sample  0 or more
+std::int64_t shuffled_row(std::int64_t sample, std::int64_t rows, std::uint64_t seed);
+
+/// Target of a position without loss: kernels::kIgnoreTarget.
+inline constexpr std::int32_t kNoTarget = -1;
+
 /// Rows of tokens, each a function of its global sample number, so that the number of the next
 /// sample is the whole data state of a run, at any world size.
 class Samples {
@@ -23,6 +30,17 @@ class Samples {
   /// any thread, by one at a time.
   virtual void fill_batch(std::int64_t first, std::int64_t rows, std::int32_t* inputs,
                           std::int32_t* targets) const = 0;
+
+  /// Whether rows hold several documents: fill_documents() is to be called as well.
+  virtual bool is_packed() const { return false; }
+  /// Writes the ids of documents, ascending within a row, and positions, which start at 0 in each
+  /// document: [rows, seq_len] each.
+  virtual void fill_documents(std::int64_t first, std::int64_t rows, std::int32_t* documents,
+                              std::int32_t* positions) const;
+  /// Targets of samples [first, first + rows) other than kNoTarget. Any rank asks for any sample.
+  virtual std::int64_t count_targets(std::int64_t /*first*/, std::int64_t rows) const {
+    return rows * seq_len();
+  }
 };
 
 /// Maps a global sample number to a row of seq_len + 1 tokens. Depends only on seed and sample.

@@ -9,6 +9,8 @@
 
 namespace tessera::io {
 
+struct TokenizerFiles;
+
 /// A token with a meaning of its own, such as <|endoftext|>.
 struct SpecialToken {
   std::int32_t id = 0;
@@ -31,6 +33,9 @@ class Tokenizer {
   /// {"type":"bytes"}, {"type":"chars","vocabulary":"..."}, or {"type":"files",...} with the files that
   /// the tokenizer was read from. Inverse of tokenizer_from_json().
   virtual std::string to_json() const = 0;
+
+  /// The files that it was read from, as in to_json(); null for bytes and chars.
+  virtual const TokenizerFiles* files() const { return nullptr; }
 
   /// Ids that the tokenizer's authors put before and after a text; encode() leaves them out.
   virtual std::vector<std::int32_t> prefix() const { return {}; }

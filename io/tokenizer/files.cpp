@@ -18,8 +18,8 @@ namespace {
 constexpr std::int64_t kMaxFile = 128 << 20;  // bytes
 
 /// Files that go with a tokenizer.
-constexpr std::array kCompanions = {kTokenizerConfigJson, "special_tokens_map.json",
-                                    "added_tokens.json", "chat_template.jinja"};
+constexpr std::array kCompanions = {kTokenizerConfigJson, kSpecialTokensMapJson,
+                                    "added_tokens.json", kChatTemplateJinja};
 
 bool is_ranks_line(std::string_view text) {
   const std::string_view line = text.substr(0, text.find('\n'));

@@ -48,6 +48,8 @@ TokenizerPtr make_tekken_tokenizer(TokenizerFiles files);
 
 inline constexpr const char* kTokenizerJson = "tokenizer.json";
 inline constexpr const char* kTokenizerConfigJson = "tokenizer_config.json";
+inline constexpr const char* kSpecialTokensMapJson = "special_tokens_map.json";
+inline constexpr const char* kChatTemplateJinja = "chat_template.jinja";
 inline constexpr const char* kVocabJson = "vocab.json";
 inline constexpr const char* kMergesTxt = "merges.txt";
 inline constexpr const char* kSentencePieceModel = "tokenizer.model";

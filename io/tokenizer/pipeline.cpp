@@ -39,6 +39,7 @@ class PipelineTokenizer final : public Tokenizer {
       if (token.special) tokens.push_back({token.id, token.text});
     return tokens;
   }
+  const TokenizerFiles* files() const override { return &parts_.files; }
   std::string to_json() const override { return tokenizer_files_to_json(parts_.files); }
 
   std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override {

@@ -40,6 +40,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<std::int32_t> prefix() const override { return prefix_; }
   std::int32_t bos_id() const override { return bos_id_; }
   std::int32_t eos_id() const override { return eos_id_; }
+  const TokenizerFiles* files() const override { return &files_; }
   std::string to_json() const override { return tokenizer_files_to_json(files_); }
 
   std::vector<SpecialToken> special_tokens() const override {

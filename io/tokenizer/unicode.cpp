@@ -256,4 +256,13 @@ std::string lowercase_unicode(std::string_view text) {
   return out;
 }
 
+std::string uppercase_unicode(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); i += utf8_length(text[i])) {
+    const auto point = static_cast<utf8proc_int32_t>(code_point_at(text, i));
+    append_utf8(static_cast<char32_t>(utf8proc_toupper(point)), out);
+  }
+  return out;
+}
+
 }  // namespace tessera::io

@@ -39,5 +39,7 @@ enum class NormalForm { NFC, NFD, NFKC, NFKD };
 std::string normalize_unicode(std::string_view text, NormalForm form);
 /// Default lowercase mapping, character by character.
 std::string lowercase_unicode(std::string_view text);
+/// Simple uppercase mapping: of characters that become several, such as U+00DF, one.
+std::string uppercase_unicode(std::string_view text);
 
 }  // namespace tessera::io

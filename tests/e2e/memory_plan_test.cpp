@@ -119,10 +119,14 @@ void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
   Draw draw(number_of("TESSERA_CAMPAIGN_SEED", 0));
   const std::string base = fixture.dir.file("base");
   run_to(0, joined(small_run(fixture.text, base, 1, 1), {"--checkpoint.every=1"}));
+  std::string lines;
+  for (int i = 0; i < 400; ++i) lines += fmt::format("{{\"text\":\"{:0{}}\"}}\n", i, 3 + i % 30);
+  const std::string packed = fixture.dir.write("packed.jsonl", lines);
   for (std::uint64_t i = 0; i < runs; ++i) {
     const std::string run = fixture.dir.file("run");
     int world = 1;
-    const Arguments words = random_run(draw, on_fibers, fixture.text, run, base, world);
+    const Arguments words =
+        random_run(draw, on_fibers, i % 4 == 0 ? packed : fixture.text, run, base, world);
     std::string line;
     for (const std::string& word : words) line += word + " ";
     CAPTURE(line);

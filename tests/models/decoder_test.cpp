@@ -7,6 +7,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
+#include "core/nn/recompute.h"
 #include "core/nn/units.h"
 
 using namespace tessera;
@@ -144,6 +145,78 @@ TEST_CASE(
   CHECK(loss(0, 1, 1, true) + loss(1, 3, 1, true) == doctest::Approx(whole).epsilon(1e-5));
   CHECK(std::abs(loss(0, 4, 2, true) - whole) > 1e-4);
   CHECK(std::abs(loss(0, 4, 1, false) - whole) > 1e-4);
+}
+
+TEST_CASE("packed documents have the loss and gradients of the documents one by one") {
+  const std::vector<std::int64_t> lengths{5, 7, 3};  // and a position of padding
+  const models::Sizes sizes{.n_layer = 2,
+                            .n_head = 4,
+                            .n_kv_head = 2,
+                            .n_embd = 32,
+                            .n_inner = 48,
+                            .vocab_size = 31,
+                            .seq_len = 16};
+  for (const char* family : {"gpt2", "llama", "qwen3", "gemma3", "smollm3"}) {
+    for (const char* recompute : {"none", "block"}) {
+      CAPTURE(family);
+      CAPTURE(recompute);
+      models::Sizes own = sizes;
+      if (std::string_view(family) == "gpt2") own.n_kv_head = own.n_inner = 0;
+      Arch arch = models::arch_of_family(family, own);
+      if (arch.window > 0) arch.window = 4;
+      // Sums a loss of each document, or one of the packed row.
+      const auto run = [&](bool packed) {
+        Decoder model(arch);
+        model.set_recompute(nn::parse_recompute(recompute));
+        const auto context = make_model(model);
+        const std::vector<std::int32_t> ids =
+            make_tokens(context, {1, 16}).to_vector<std::int32_t>();
+        std::vector<std::int32_t> targets(16, -1), documents(16, 3), positions(16, 0);
+        std::int64_t at = 0;
+        double loss = 0;
+        for (std::size_t d = 0; d < lengths.size(); ++d) {
+          const auto first = static_cast<std::ptrdiff_t>(at);
+          for (std::int64_t i = 0; i < lengths[d]; ++i, ++at) {
+            const auto t = static_cast<std::size_t>(at);
+            documents[t] = static_cast<std::int32_t>(d);
+            positions[t] = static_cast<std::int32_t>(i);
+            if (i > 0) targets[t] = (ids[t] + 1) % 31;
+          }
+          if (packed) continue;
+          const auto part = [&](const std::vector<std::int32_t>& all) {
+            return Tensor::from<std::int32_t>(
+                context, {1, lengths[d]},
+                std::span(all).subspan(static_cast<std::size_t>(first),
+                                       static_cast<std::size_t>(lengths[d])));
+          };
+          const Tensor sum = model.loss(part(ids), part(targets), 0.1);
+          loss += sum.item();
+          autograd::backward(sum);
+        }
+        if (packed) {
+          const auto whole = [&](const std::vector<std::int32_t>& all) {
+            return Tensor::from<std::int32_t>(context, {1, 16}, std::span(all));
+          };
+          const Tensor sum =
+              model.loss(whole(ids), whole(targets), 0.1, {whole(documents), whole(positions)});
+          loss = sum.item();
+          autograd::backward(sum);
+        }
+        std::vector<float> gradients;
+        for (const Parameter* p : model.parameters())
+          for (const float g : p->tensor.grad().to_vector<float>()) gradients.push_back(g);
+        return std::pair(loss, gradients);
+      };
+      const auto [loss, gradients] = run(false);
+      const auto [packed_loss, packed_gradients] = run(true);
+      CHECK(std::abs(packed_loss - loss) < 1e-6);
+      REQUIRE(gradients.size() == packed_gradients.size());
+      float most = 0;
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        most = std::max(most, std::abs(gradients[i] - packed_gradients[i]));
+      CHECK(most < 1e-6F);
+    }
+  }
 }
 
 TEST_CASE("the meta device runs a training step without allocating memory") {

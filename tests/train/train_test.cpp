@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -21,6 +22,7 @@
 #include "train/loader.h"
 #include "train/plan.h"
 #include "train/step.h"
+#include "train/trainer.h"
 
 using namespace tessera;
 using namespace tessera::train;
@@ -361,5 +363,58 @@ TEST_CASE("an evaluation gives every sample one target, and pads the last pass")
     const Batch last = loader.pass(1, 6);
     CHECK(last.first == 4 + 2 * rank.rank());
     CHECK((last.targets.to_vector<std::int32_t>()[0] < 0) == (rank.rank() == 1));
+  });
+}
+
+namespace {
+
+// Row s has s % 4 targets, and rows from 12 on have none.
+class Uneven final : public io::Samples {
+ public:
+  std::int64_t seq_len() const override { return 3; }
+  std::int64_t samples_per_epoch() const override { return 16; }
+  void fill_batch(std::int64_t first, std::int64_t count, std::int32_t* inputs,
+                  std::int32_t* targets) const override {
+    for (std::int64_t i = 0; i < 3 * count; ++i) {
+      inputs[i] = 0;
+      targets[i] = i % 3 < targets_of(first + i / 3) ? 1 : io::kNoTarget;
+    }
+  }
+  std::int64_t count_targets(std::int64_t first, std::int64_t count) const override {
+    std::int64_t sum = 0;
+    for (std::int64_t s = first; s < first + count; ++s) sum += targets_of(s);
+    return sum;
+  }
+
+ private:
+  static std::int64_t targets_of(std::int64_t sample) { return sample < 12 ? sample % 4 : 0; }
+};
+
+}  // namespace
+
+TEST_CASE("the loss is divided by the targets of the whole step, if it has any") {
+  run_threads(2, [](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+    model.initialize(3);
+    const optim::AdamW adamw;
+    model.create_optimizer_state(adamw);
+    const Uneven samples;
+    Loader loader(samples, *rank.communicator, rank.context, {.global_batch = 4, .micro_batch = 1});
+    // 1 for each target.
+    Trainer trainer(
+        model, adamw,
+        [&](const Batch& batch, double scale) {
+          const auto targets = batch.targets.to_vector<std::int32_t>();
+          const auto count = static_cast<double>(std::ranges::count(targets, 1));
+          const Tensor nothing = ops::sum(net(rows(rank.context, batch.first, 1)) * 0.0);
+          return nothing + Tensor::full(rank.context, nothing.shape(), DType::F32, count * scale);
+        },
+        {});
+    CHECK(trainer.step(0, 0, loader).loss == doctest::Approx(1));
+    CHECK(trainer.step(1, 4, loader).loss == doctest::Approx(1));
+    CHECK(trainer.step(2, 12, loader).loss == 0);
+    CHECK(trainer.evaluate(loader, 0).loss == doctest::Approx(1));
   });
 }

@@ -36,6 +36,7 @@ Command add_run_report(CLI::App& parent);
 Command add_data(CLI::App& parent);
 
 // The commands of `data`, in tools/tessera/data/.
+Command add_data_render(CLI::App& parent);
 Command add_data_tokenize(CLI::App& parent);
 Command add_data_train_tokenizer(CLI::App& parent);
 

@@ -49,15 +49,15 @@ TEST_CASE_FIXTURE(Fixture, "a Hugging Face model's token ids and dropouts are ex
 }
 
 TEST_CASE_FIXTURE(Fixture, "a Hugging Face model's tokenizer is exported byte for byte") {
-  const char* const names[] = {"tokenizer.json", "tokenizer_config.json",
-                               "vocab.json",     "special_tokens_map.json",
-                               "merges.txt",     "generation_config.json"};
+  const char* const names[] = {
+      "tokenizer.json", "tokenizer_config.json",  "vocab.json",         "special_tokens_map.json",
+      "merges.txt",     "generation_config.json", "chat_template.jinja"};
   for (const char* name : names) {
     fs::remove(source / name);
     write_text(source / name, fmt::format("{{ \"of\":\n\"{}\" }}", name));
   }
   const ConsolidateReport report = consolidate(source, out);
-  CHECK(report.files.size() == 8);
+  CHECK(report.files.size() == 9);
   for (const char* name : names) CHECK(read_text(out / name) == read_text(source / name));
   ConsolidateOptions options;
   options.overwrite = true;

@@ -133,7 +133,7 @@ TEST_CASE("files of other formats are refused with advice, whatever their names"
                {"a.zip", "PK\x03\x04", "is a zip archive"},
                {"a.txt", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"},
                {"a.json", jsonl, "is JSON with one object per line, not text; extract its text"},
-               {"a.jsonl", "{", "is JSON"},
+               {"a.jsonl", "{", "a.jsonl:1: the line is not valid JSON"},
                {"a.csv", "a,b\n", "is a table"}};
   for (const auto& c : cases) {
     CAPTURE(c.file);

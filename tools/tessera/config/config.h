@@ -38,6 +38,8 @@ struct Config {
     std::string tokenizer = "bytes";
     double val_fraction = 0.1;
     std::string order = "shuffled";
+    std::string chat_template;  ///< empty: the tokenizer's
+    std::string chat_date = "2024-07-26";
   } data;
   struct Train {
     std::int64_t steps = 1000;

@@ -55,15 +55,20 @@ std::vector<Field> make_fields() {
       text(KEY(model.init_from),
            "start from the weights of a checkpoint, a run or a Hugging Face directory"),
 
-      text(KEY(data.train), "training files or globs: token files (.bin) or text"),
+      text(KEY(data.train),
+           "training files or globs: token files (.bin), conversations (.jsonl) or text"),
       text(KEY(data.val),
            "validation files or globs; empty: the end of the text, or nothing if data.train is "
            "token files"),
       text(KEY(data.tokenizer),
            "for text: bytes, chars, a tokenizer file, or a directory with one"),
       number(KEY(data.val_fraction), 0, 0.99,
-             "share of the text, at its end, used for validation if data.val is empty"),
+             "share of the text or conversations, at the end, used for validation if data.val is "
+             "empty"),
       text(KEY(data.order), "order of the training rows", {"shuffled", "sequential"}),
+      text(KEY(data.chat_template),
+           "for conversations: a file with a chat template; empty: the tokenizer's own"),
+      text(KEY(data.chat_date), "date that a chat template gets from strftime_now"),
 
       number(KEY(train.steps), 1, 1e15, "optimizer steps"),
       number(KEY(train.seed), 0, 9.2e18, "random seed of weights, data order and dropout"),

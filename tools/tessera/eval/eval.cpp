@@ -19,7 +19,7 @@ namespace {
 struct Options {
   std::string model;
   std::vector<std::string> data;
-  std::string tokenizer;
+  std::string tokenizer, chat_template;
   std::int64_t batch = 8;
   std::int64_t seq_len = 0;
   std::int64_t max_rows = 0;
@@ -46,7 +46,8 @@ int run(const Options& options) {
                         .vocab_size = model.arch().vocab_size,
                         .fixed_tokenizer = loaded.tokenizer,
                         .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty(),
-                        .no_tokenizer = loaded.no_tokenizer});
+                        .no_tokenizer = loaded.no_tokenizer,
+                        .chat_template = options.chat_template});
   const auto warn = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
@@ -55,7 +56,16 @@ int run(const Options& options) {
   if (!loaded.tokenizer && dataset.tokenizer && dataset.tokenizer->vocab_size() < vocab_size / 2)
     warn(fmt::format("the {} tokenizer has {} tokens, the model {}: is it the model's tokenizer?",
                      options.tokenizer, dataset.tokenizer->vocab_size(), vocab_size));
-  const io::Sampler rows(dataset.train, seq_len, io::DataOrder::Sequential, 0, "the data");
+  std::unique_ptr<io::Samples> samples;
+  if (dataset.conversations) {
+    auto packed = std::make_unique<io::ConversationSamples>(dataset.conversations, seq_len,
+                                                            io::DataOrder::Sequential, 0);
+    std::cerr << fmt::format("tessera: {}\n", packed->report().str());
+    samples = std::move(packed);
+  } else {
+    samples = std::make_unique<io::Sampler>(dataset.train, seq_len, io::DataOrder::Sequential, 0);
+  }
+  const io::Samples& rows = *samples;
   std::int64_t count = rows.samples_per_epoch();
   if (options.max_rows > 0) count = std::min(count, options.max_rows);
 
@@ -70,11 +80,18 @@ int run(const Options& options) {
     const auto make = [&](const std::vector<std::int32_t>& values) {
       return Tensor::from<std::int32_t>(loaded.context, shape, std::span(values));
     };
-    sum += model.loss(make(inputs), make(targets), 1.0).item();
+    models::Packing packing;
+    if (rows.is_packed()) {
+      std::vector<std::int32_t> documents(inputs.size()), positions(inputs.size());
+      rows.fill_documents(first, batch, documents.data(), positions.data());
+      packing = {make(documents), make(positions)};
+    }
+    sum += model.loss(make(inputs), make(targets), 1.0, packing).item();
   }
   const double seconds = seconds_since(started);
   const auto tokens = static_cast<double>(count * seq_len);
-  const double loss = sum / tokens;
+  const std::int64_t predictions = rows.count_targets(0, count);
+  const double loss = sum / static_cast<double>(predictions);
   if (const double uniform = std::log(static_cast<double>(vocab_size)); loss > uniform + 0.1)
     warn(
         fmt::format("the loss of {:.4f} is worse than a uniform guess, ln {} = {:.4f}; are these "
@@ -86,6 +103,7 @@ int run(const Options& options) {
                                         {"loss", loss},
                                         {"perplexity", std::exp(loss)},
                                         {"tokens", count * seq_len},
+                                        {"targets", predictions},
                                         {"rows", count},
                                         {"seq_len", seq_len},
                                         {"tokens_per_s", tokens / seconds}};
@@ -97,7 +115,8 @@ int run(const Options& options) {
       detect_console(STDOUT_FILENO),
       {{"model", loaded.path.string()},
        {"device", loaded.context->device().str()},
-       {"loss", fmt::format("{:.4f} nats per token", loss)},
+       {"loss", fmt::format("{:.4f} nats per {}", loss,
+                            dataset.conversations ? "token with loss" : "token")},
        {"perplexity", fmt::format("{:.3f}", std::exp(loss))},
        {"tokens", fmt::format("{} in {} rows of {}", count * seq_len, count, seq_len)},
        {"speed", fmt::format("{} tokens/s", format_count(tokens / seconds))}});
@@ -110,10 +129,13 @@ Command add_eval(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("eval", "Measure a model's loss on data");
   add_load_options(*app, options->model, options->load);
-  app->add_option("--data", options->data, "Token files (.bin), or text for the model's tokenizer")
+  app->add_option("--data", options->data,
+                  "Token files (.bin), or conversations (.jsonl) or text for the model's tokenizer")
       ->required();
   app->add_option("--tokenizer", options->tokenizer,
                   "For text, if the model has none: bytes, chars, a tokenizer file or directory");
+  app->add_option("--chat-template", options->chat_template,
+                  "For conversations: a file with a chat template; default: the model's");
   app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's context length")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));

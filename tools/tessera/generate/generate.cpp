@@ -2,12 +2,16 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/base/clock.h"
+#include "io/base/file.h"
+#include "io/chat/chat_format.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 
@@ -18,6 +22,7 @@ struct Options {
   std::string model;
   std::string prompt;
   std::vector<std::int32_t> prompt_tokens;
+  std::string chat, messages, chat_template;
   std::int64_t max_new_tokens = 200;
   models::SamplingOptions sampling{.temperature = 0.8};
   std::int64_t seed = 1337;
@@ -25,23 +30,51 @@ struct Options {
   bool json = false;
 };
 
+// The conversation of --chat or --messages, as the model sees it before its answer.
+std::vector<std::int32_t> chat_prompt(const Options& options, const io::Tokenizer& tokenizer,
+                                      std::vector<std::int32_t>& ends) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  const io::ChatFormat format(tokenizer, options.chat_template, local, "--chat-template");
+  io::OrderedJson json{{"messages", {{{"role", "user"}, {"content", options.chat}}}}};
+  if (!options.messages.empty()) {
+    json = io::parse_ordered_json(io::read_file(options.messages, 64 << 20), options.messages);
+    if (json.is_array()) json = io::OrderedJson{{"messages", json}};
+    require(json.is_object() && json.contains("messages") && json["messages"].is_array(),
+            "{}: expected a list of messages, or an object with \"messages\"", options.messages);
+  }
+  ends = format.turn_ends(tokenizer);
+  return tokenizer.encode(format.render(*io::chat::from_json(json).dict(), true).text, "--chat");
+}
+
 int run(const Options& options) {
   options.sampling.validate();
-  require(options.prompt.empty() != options.prompt_tokens.empty(),
-          "give a prompt: either --prompt TEXT or --prompt-tokens ID ...");
+  const bool chats = !options.chat.empty() || !options.messages.empty();
+  const int prompts = (options.prompt.empty() ? 0 : 1) + (options.prompt_tokens.empty() ? 0 : 1) +
+                      (options.chat.empty() ? 0 : 1) + (options.messages.empty() ? 0 : 1);
+  require(
+      prompts == 1,
+      "give one prompt: --prompt TEXT, --chat TEXT, --messages FILE, or --prompt-tokens ID ...");
   LoadedModel loaded = load_model(options.model, options.load);
   std::vector<std::int32_t> prompt = options.prompt_tokens;
   std::size_t hidden = 0;  // special tokens before the prompt's text
+  std::vector<std::int32_t> ends;
   if (prompt.empty()) {
     require<Unsupported>(
         loaded.tokenizer != nullptr,
         "{} came without a tokenizer that this build reads ({}); give token ids with "
         "--prompt-tokens",
         loaded.path.string(), loaded.no_tokenizer);
-    prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
-    const auto prefix = loaded.tokenizer->prefix();
-    hidden = prefix.size();
-    prompt.insert(prompt.begin(), prefix.begin(), prefix.end());
+    if (chats) {
+      prompt = chat_prompt(options, *loaded.tokenizer, ends);
+      hidden = prompt.size();
+    } else {
+      prompt = loaded.tokenizer->encode(options.prompt, "--prompt");
+      const auto prefix = loaded.tokenizer->prefix();
+      hidden = prefix.size();
+      prompt.insert(prompt.begin(), prefix.begin(), prefix.end());
+    }
   }
   const std::int64_t vocab_size = loaded.model->arch().vocab_size;
   for (const std::int32_t id : prompt)
@@ -68,10 +101,15 @@ int run(const Options& options) {
   show(std::span(prompt).subspan(hidden));
   if (!stream) pending.clear();
   const auto start = std::chrono::steady_clock::now();
-  const auto ids = generate(*loaded.model, loaded.context, prompt, options.max_new_tokens,
-                            options.sampling, key, [&](std::int32_t token) {
-                              show({&token, 1});
-                            });
+  const auto ids = generate(
+      *loaded.model, loaded.context, prompt, options.max_new_tokens, options.sampling, key,
+      [&](std::int32_t token) {
+        const auto& eos = loaded.model->arch().eos_tokens;
+        const bool is_end = std::ranges::find(ends, token) != ends.end() ||
+                            std::ranges::find(eos, token) != eos.end();
+        if (!chats || !is_end) show({&token, 1});
+      },
+      ends);
   if (stream) {
     std::cout << printable(pending) << std::endl;
     return 0;
@@ -95,6 +133,12 @@ Command add_generate(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("generate", "Continue a text with a model");
   add_load_options(*app, options->model, options->load);
   app->add_option("--prompt", options->prompt, "Text to continue");
+  app->add_option("--chat", options->chat, "Message to answer, through the model's chat template");
+  app->add_option("--messages", options->messages,
+                  "JSON file with a conversation to answer: a list of messages, or an object with "
+                  "\"messages\"");
+  app->add_option("--chat-template", options->chat_template,
+                  "File with a chat template for --chat and --messages; default: the model's");
   app->add_option("--prompt-tokens", options->prompt_tokens, "Token ids to continue");
   app->add_option("--max-new-tokens", options->max_new_tokens, "Number of tokens to generate")
       ->capture_default_str()

@@ -15,13 +15,14 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
                                    const std::shared_ptr<Context>& context,
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
-                                   const std::function<void(std::int32_t)>& on_token) {
+                                   const std::function<void(std::int32_t)>& on_token,
+                                   std::span<const std::int32_t> ends) {
   require(!prompt.empty(), "the prompt is empty; give at least one token to continue");
   options.validate();
   const auto positions = static_cast<std::size_t>(model.arch().seq_len);
   std::vector<std::int32_t> text = prompt;
   std::vector<std::int32_t> result;
-  const std::vector<std::int64_t>& ends = model.arch().eos_tokens;
+  const std::vector<std::int64_t>& eos = model.arch().eos_tokens;
   nn::KvCache cache(std::min(model.arch().seq_len, std::ssize(prompt) + count));
   std::size_t fed = 0;  // tokens of `text` that were fed to the cache
   for (std::int64_t i = 0; i < count; ++i) {
@@ -49,7 +50,9 @@ std::vector<std::int32_t> generate(models::LanguageModel& model,
     text.push_back(token);
     result.push_back(token);
     if (on_token) on_token(token);
-    if (!is_plan && std::ranges::find(ends, token) != ends.end()) break;
+    if (is_plan) continue;
+    if (std::ranges::find(eos, token) != eos.end()) break;
+    if (std::ranges::find(ends, token) != ends.end()) break;
   }
   return result;
 }

@@ -18,13 +18,15 @@ namespace tessera::tools {
 /// all positions are used, continues with the last half of them as context. Ends after a token that
 /// ends a text.
 /// @param on_token  called with each new token; may be empty
+/// @param ends      more tokens that end the text
 /// @return the new tokens
 /// @throws InvalidArgument on an empty prompt or a token outside the vocabulary
 std::vector<std::int32_t> generate(models::LanguageModel& model,
                                    const std::shared_ptr<Context>& context,
                                    const std::vector<std::int32_t>& prompt, std::int64_t count,
                                    const models::SamplingOptions& options, const RngKey& key,
-                                   const std::function<void(std::int32_t)>& on_token);
+                                   const std::function<void(std::int32_t)>& on_token,
+                                   std::span<const std::int32_t> ends = {});
 
 /// The text of generated tokens. A vocabulary may be larger than the tokenizer's: ids that the
 /// tokenizer lacks become the replacement character.

@@ -67,6 +67,7 @@ class Planner {
                      .threads = train::default_threads(config.train.threads, per_host())},
          .backend = backend(config),
          .local_world_size = per_host(),
+         .packed = std::ranges::any_of(config.data.train, io::is_conversation_file),
          .prompt_tokens = std::ssize(config.train.sample_prompt)});
   }
 

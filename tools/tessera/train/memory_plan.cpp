@@ -19,12 +19,19 @@
 namespace tessera::tools {
 namespace {
 
-class ZeroTokens final : public io::TokenSource {
+// Rows that are never read.
+class PlannedRows final : public io::Samples {
  public:
-  std::int64_t size() const override { return std::int64_t{1} << 60; }
-  void read(std::int64_t /*begin*/, std::int64_t count, std::int32_t* dst) const override {
-    std::fill(dst, dst + count, 0);
-  }
+  PlannedRows(std::int64_t seq_len, bool packed) : seq_len_(seq_len), packed_(packed) {}
+  std::int64_t seq_len() const override { return seq_len_; }
+  std::int64_t samples_per_epoch() const override { return std::int64_t{1} << 40; }
+  bool is_packed() const override { return packed_; }
+  void fill_batch(std::int64_t /*first*/, std::int64_t /*rows*/, std::int32_t* /*inputs*/,
+                  std::int32_t* /*targets*/) const override {}
+
+ private:
+  std::int64_t seq_len_;
+  bool packed_;
 };
 
 comm::Traffic operator*(const comm::Traffic& t, std::int64_t n) {
@@ -65,8 +72,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     const auto optimizer = make_optimizer(config);
     const std::int64_t per_pass = config.train.micro_batch * world_size;
     const std::int64_t micro_batches = config.train.global_batch / per_pass;
-    const io::Sampler data(std::make_shared<ZeroTokens>(), config.model.seq_len,
-                           io::DataOrder::Sequential, 0);
+    const PlannedRows data(config.model.seq_len, options.packed);
     sharded.load({});
     sharded.create_optimizer_state(*optimizer);
     std::shared_ptr<Storage> staging;

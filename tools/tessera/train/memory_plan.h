@@ -21,6 +21,7 @@ struct PlanOptions {
   std::string backend = "shm";     ///< of the communicator
   int local_world_size = 1;        ///< ranks per host, for shard.mode hybrid
   bool evaluates = true;           ///< there is validation data
+  bool packed = false;             ///< rows hold several documents
   std::int64_t prompt_tokens = 0;  ///< of train.sample_prompt; 0: no samples
   std::int64_t first_step = 0;     ///< step that the run resumes from
 };

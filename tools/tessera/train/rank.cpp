@@ -479,6 +479,8 @@ void Rank::finish(double seconds, int signal) {
     summary["seconds"] = seconds;
     summary["memory_peak_bytes"] = context_->ledger().total().peak;
     summary["memory_planned_bytes"] = plan_.peak;
+    if (setup_.packing) summary["conversations"] = to_json(*setup_.packing);
+    if (setup_.val_packing) summary["val_conversations"] = to_json(*setup_.val_packing);
     summary["run"] = config_.run.out;
     std::cout << summary.dump() << std::endl;
   }

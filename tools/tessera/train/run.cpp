@@ -80,6 +80,7 @@ PlanOptions plan_options(const RunSetup& setup, const comm::LaunchEnvironment& e
           .backend = std::string(communicator.backend()),
           .local_world_size = environment.local_world_size,
           .evaluates = setup.val != nullptr,
+          .packed = setup.train->is_packed(),
           .prompt_tokens = prompt_tokens(setup),
           .first_step = setup.state.step};
 }

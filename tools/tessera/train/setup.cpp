@@ -322,7 +322,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
                                     .vocab_size = config.model.vocab_size,
                                     .fixed_tokenizer = tokenizer,
                                     .refuse_text = positions > 0 && !tokenizer && !tokenizer_given,
-                                    .no_tokenizer = no_tokenizer});
+                                    .no_tokenizer = no_tokenizer,
+                                    .chat_template = config.data.chat_template,
+                                    .chat_date = config.data.chat_date});
   config.model.vocab_size = setup.dataset.vocab_size;
   if (setup.dataset.tokenizer && tokenizer && !tokenizer_given)
     config.data.tokenizer = name_of(*tokenizer, setup.state.config, config.model.init_from);
@@ -330,9 +332,23 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     setup.notes.push_back("warning: " + warning);
   const auto order = io::parse_data_order(config.data.order);
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
-                                              seed, "the training data");
-  if (setup.dataset.val && setup.dataset.val->size() > config.model.seq_len) {
+  const auto pack = [&](const auto& data, io::DataOrder in, const char* name,
+                        std::optional<io::PackingReport>& report) {
+    auto rows =
+        std::make_unique<io::ConversationSamples>(data, config.model.seq_len, in, seed, name);
+    report = rows->report();
+    return rows;
+  };
+  if (setup.dataset.conversations) {
+    setup.train = pack(setup.dataset.conversations, order, "the training data", setup.packing);
+  } else {
+    setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
+                                                seed, "the training data");
+  }
+  if (setup.dataset.val_conversations) {
+    setup.val = pack(setup.dataset.val_conversations, io::DataOrder::Sequential,
+                     "the validation data", setup.val_packing);
+  } else if (setup.dataset.val && setup.dataset.val->size() > config.model.seq_len) {
     setup.val =
         std::make_unique<io::Sampler>(setup.dataset.val, config.model.seq_len,
                                       io::DataOrder::Sequential, seed, "the validation data");
@@ -368,6 +384,17 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   setup.config = std::move(config);
   return setup;
+}
+
+nlohmann::ordered_json to_json(const io::PackingReport& report) {
+  return {{"conversations", report.conversations},
+          {"tokens", report.tokens},
+          {"targets", report.targets},
+          {"rows", report.rows},
+          {"padding", report.padding},
+          {"truncated", report.truncated},
+          {"lost_tokens", report.lost},
+          {"dropped", report.dropped}};
 }
 
 std::int64_t prompt_tokens(const RunSetup& setup) {
@@ -495,7 +522,7 @@ int shard_group_size(const Config& config, int world_size, int local_world_size)
 
 train::LossFunction loss_of(models::LanguageModel& model) {
   return [&model](const train::Batch& batch, double scale) {
-    return model.loss(batch.tokens, batch.targets, scale);
+    return model.loss(batch.tokens, batch.targets, scale, {batch.documents, batch.positions});
   };
 }
 

@@ -26,8 +26,10 @@ struct RunSetup {
   Config config;       ///< resolved
   models::Arch model;  ///< seq_len: number of positions; rows may be shorter
   io::Dataset dataset;
-  std::unique_ptr<io::Sampler> train;
-  std::unique_ptr<io::Sampler> val;  ///< null: no validation data
+  std::unique_ptr<io::Samples> train;
+  std::unique_ptr<io::Samples> val;  ///< null: no validation data
+  /// Of conversations.
+  std::optional<io::PackingReport> packing, val_packing;
 
   std::optional<io::CheckpointReader> resume;  ///< checkpoint to resume from
   /// Initial weights, with LoRA of the frozen ones; if both are empty: random weights
@@ -37,6 +39,9 @@ struct RunSetup {
   train::LoadPlan load;                        ///< tensors to load
   std::vector<std::string> notes;              ///< shown before the first step
 };
+
+/// For machines: PackingReport by the names of its fields.
+nlohmann::ordered_json to_json(const io::PackingReport& report);
 
 /// Number of tokens of train.sample_prompt.
 std::int64_t prompt_tokens(const RunSetup& setup);

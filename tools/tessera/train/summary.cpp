@@ -29,6 +29,7 @@ std::string compute_text(Context& context) {
 }
 
 std::string data_text(const RunSetup& setup) {
+  if (setup.packing) return fmt::format("{}; {}", setup.packing->str(), setup.config.data.order);
   std::string text = fmt::format("{} tokens, {} per row, {}",
                                  format_count(static_cast<double>(setup.dataset.train->size())),
                                  setup.config.model.seq_len, setup.config.data.order);
@@ -101,6 +102,7 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"compute", compute_text(context)},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
+  if (setup.val_packing) rows.emplace_back("validation", setup.val_packing->str());
   rows.emplace_back(
       "memory",
       fmt::format("{} planned for rank {}{}, reached at {}", format_bytes(plan.peak),
