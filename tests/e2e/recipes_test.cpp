@@ -41,7 +41,19 @@ std::string script_of(const fs::path& page) {
 struct Kitchen : Fixture {
   Kitchen() {
     dir.write("notes.txt", "The meeting is at noon.\n" + make_text());
-    for (const std::string family : {"gemma", "mistral"}) make_model(family);
+    make_model("gemma", "gemma-2b");
+    make_model("mistral", "mistral-7b");
+    make_model("llama", "smollm2");
+    dir.write("smollm2/chat_template.jinja",
+              "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+              "{% if add_generation_prompt %}<assistant>{% endif %}");
+    std::string chats;
+    for (int i = 0; i < 60; ++i)
+      chats += fmt::format(R"({{"messages": [{{"role": "user", "content": "add {0} and {1}"}}, )"
+                           R"({{"role": "assistant", "content": "that is {2}"}}]}})"
+                           "\n",
+                           i, i % 7, i + i % 7);
+    dir.write("chats.jsonl", chats);
     const fs::path shards = source_path("tests/io/dcp/fixtures/fsdp-gpt2");
     fs::create_directory(dir.path() / "fsdp");
     for (const char* name : {".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"})
@@ -53,13 +65,12 @@ struct Kitchen : Fixture {
   }
 
   // A random model of a family with a tokenizer of its own.
-  void make_model(const std::string& family) {
+  void make_model(const std::string& family, const std::string& name) {
     Json json = Json::parse(
         io::read_file(source_path("tests/golden/families/" + family + ".json"), kMost))["cases"][0];
     json["config"]["vocab_size"] = 300;
     const TempDir made;
     write_model(Case(json), made);
-    const std::string name = family == "gemma" ? "gemma-2b" : "mistral-7b";
     fs::copy(made.path(), dir.path() / name);
     run_to(0, {"data", "train-tokenizer", dir.file("notes.txt"), "--vocab-size", "300", "--out",
                dir.file(name + "/tokenizer.json")});
@@ -92,8 +103,8 @@ TEST_CASE_FIXTURE(Kitchen, "the recipes work as they are written") {
     pages.insert(page);
     cook(page);
   }
-  CHECK(pages.size() >= 3);
-  for (const char* made : {"gemma-notes", "gemma-merged", "mistral-more", "tuned"})
+  CHECK(pages.size() >= 4);
+  for (const char* made : {"gemma-notes", "gemma-merged", "mistral-more", "tuned", "chat-merged"})
     CHECK(fs::exists(dir.path() / made / "model.safetensors"));
   CHECK(fs::exists(dir.path() / "gemma-adapters/adapter_model.safetensors"));
 }
