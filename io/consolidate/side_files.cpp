@@ -23,7 +23,6 @@ constexpr std::int64_t kMaxCopied = std::int64_t{64} << 20;  // bytes of a copie
 constexpr std::size_t kMaxParsed = std::size_t{1} << 20;  // bytes of a file searched for auto_map
 constexpr const char* kOwnConfig = "tessera.json";
 constexpr const char* kAdapterConfig = "adapter_config.json";
-constexpr const char* kGeneration = "generation_config.json";
 constexpr const char* kOwnTokenizer = "tokenizer_tessera.json";
 constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTokenizerConfig = "tokenizer_config.json";
@@ -124,7 +123,7 @@ void add_copy(std::vector<SideFile>& files, const fs::path& dir, const char* nam
 void add_copies(std::vector<SideFile>& files, const ConsolidateSource& source,
                 std::vector<std::string>& warnings) {
   const fs::path named = source.hf_config_file.parent_path();
-  add_copy(files, is_there(source.path / kGeneration) ? source.path : named, kGeneration);
+  add_copy(files, is_there(source.path / kGenerationFile) ? source.path : named, kGenerationFile);
   // Takes all from one directory, because a mixture of two tokenizers might load and be wrong.
   const bool own =
       std::ranges::any_of(kCopied, [&](const char* name) { return is_there(source.path / name); });
@@ -188,23 +187,27 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     add_json(files, kAdapterConfig, peft_config(*source.config));
   else
     add_json(files, kConfigFile, config);
+  // A run has kept files of the model that it started from.
+  const fs::path kept = source.path / "../../tokenizer";
   const fs::path config_dir = source.hf_config_file.parent_path();
-  const bool is_copied = is_there(source.path / kGeneration) ||
-                         (!config_dir.empty() && is_there(config_dir / kGeneration));
-  if (source.checkpoint && !config_dir.empty()) add_copy(files, config_dir, kGeneration);
-  if (!source.is_adapter && !is_copied) {
+  std::vector<fs::path> dirs{source.checkpoint ? kept : source.path};
+  if (!config_dir.empty()) dirs.push_back(config_dir);
+  const auto copied = std::ranges::find_if(
+      dirs, [](const fs::path& dir) { return is_there(dir / kGenerationFile); });
+  if (copied == dirs.end() && !source.is_adapter) {
     Json generation{{"_from_model_config", true}};
     for (const char* key : {"bos_token_id", "eos_token_id"}) {
       if (config.contains(key) && !config[key].is_null()) generation[key] = config[key];
     }
-    add_json(files, kGeneration, generation);
+    add_json(files, kGenerationFile, generation);
+  } else if (source.checkpoint && !source.is_adapter) {
+    add_copy(files, *copied, kGenerationFile);
   }
   if (source.checkpoint) {
     add_tokenizer(files, *source.checkpoint, config);
-    // A run on token files has kept the tokenizer files of the model that it started from.
     const bool has_own = std::ranges::find(files, kOwnTokenizer, &SideFile::name) != files.end();
     for (const char* name : kCopied) {
-      if (!has_own) add_copy(files, source.path / "../../tokenizer", name);
+      if (!has_own) add_copy(files, kept, name);
     }
     return files;
   }
@@ -217,7 +220,7 @@ bool is_config_file(std::string_view name) {
 }
 
 bool is_side_file(std::string_view name) {
-  return is_config_file(name) || name == kGeneration ||
+  return is_config_file(name) || name == kGenerationFile ||
          std::ranges::find(kCopied, name) != kCopied.end();
 }
 

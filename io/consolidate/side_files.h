@@ -22,6 +22,7 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          std::vector<std::string>& warnings);
 
 inline constexpr const char* kConfigFile = "config.json";
+inline constexpr const char* kGenerationFile = "generation_config.json";
 /// Whether a file of this name is the configuration of an export.
 bool is_config_file(std::string_view name);
 /// Whether an export may contain a configuration or tokenizer file of this name.

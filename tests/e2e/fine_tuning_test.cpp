@@ -54,6 +54,7 @@ struct Base : Fixture {
 
 TEST_CASE_FIXTURE(Base, "adapters train sharded, resume at other sizes, and are merged") {
   const std::string one = dir.file("one"), run = dir.file("run");
+  std::ofstream(fs::path(model) / "generation_config.json") << R"({"temperature": 0.5})";
   const auto whole = nlohmann::json::parse(run_to(0, lora(one, 1, 20)).out);
   CHECK(whole["memory_peak_bytes"] == whole["memory_planned_bytes"]);
   run_to(0, lora(run, 2, 10, {"--shard.mode=full"}));
@@ -79,6 +80,8 @@ TEST_CASE_FIXTURE(Base, "adapters train sharded, resume at other sizes, and are 
         bytes_of(dir.path() / "again/model.safetensors"));
   CHECK(bytes_of(fs::path(merged) / "model.safetensors") !=
         bytes_of(fs::path(model) / "model.safetensors"));
+  CHECK(bytes_of(fs::path(merged) / "generation_config.json") == R"({"temperature": 0.5})");
+  CHECK(!fs::exists(fs::path(adapters) / "generation_config.json"));
   run_to(0, {"checkpoint", "verify", run});
   CHECK(answer({run}) == answer({merged}));
 
@@ -149,6 +152,13 @@ TEST_CASE_FIXTURE(Base, "a model gets another vocabulary and more positions, wit
         CHECK(static_cast<double>(after[i]) == doctest::Approx(mean));
     }
   }
+  // A run keeps the settings of generation of the model that it started from.
+  std::ofstream(fs::path(model) / "generation_config.json") << R"({"temperature": 0.5})";
+  const std::string kept = dir.file("kept"), exported = dir.file("exported");
+  run_to(0, tuning(kept, 1, 1, {"--model.init_from=" + model}));
+  run_to(0, {"consolidate", kept, exported});
+  CHECK(bytes_of(fs::path(exported) / "generation_config.json") == R"({"temperature": 0.5})");
+
   // And back.
   const std::string shrunk = dir.file("shrunk");
   run_to(0, tuning(shrunk, 2, 1,

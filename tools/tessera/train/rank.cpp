@@ -41,13 +41,15 @@ std::string file_name_of(const std::string& run_id, std::int64_t step) {
   return fmt::format("{}-{}", name, step);
 }
 
-// Copies the tokenizer of model.init_from into the run, so that a run on token files exports one.
-void keep_tokenizer(const io::ModelSource& from, const fs::path& run_dir) {
+// Copies files of model.init_from into the run, for its exports: generation_config.json and, for a run
+// on token files, the tokenizer.
+void keep_side_files(const io::ModelSource& from, const fs::path& run_dir, bool tokenizer) {
   const fs::path source = from.checkpoint() ? from.path() / "../../tokenizer" : from.path();
   std::error_code error;
   for (const fs::path& file : io::list_directory(source, error)) {
     const std::string name = file.filename().string();
     if (!io::is_side_file(name) || io::is_config_file(name)) continue;
+    if (!tokenizer && name != io::kGenerationFile) continue;
     io::make_directories_durably(run_dir / "tokenizer");
     io::write_file_atomically(run_dir / "tokenizer" / name,
                               io::read_file(file, std::int64_t{64} << 20));
@@ -160,7 +162,7 @@ void Rank::log_loading(const fs::path& from, const io::ReadReport& report) {
 void Rank::open_files() {
   const fs::path out = config_.run.out;
   io::write_file_atomically(out / "config.json", to_json(config_).dump(2) + "\n");
-  if (setup_.init_from && !setup_.dataset.tokenizer) keep_tokenizer(*setup_.init_from, out);
+  if (setup_.init_from) keep_side_files(*setup_.init_from, out, !setup_.dataset.tokenizer);
   std::error_code absent;
   if (state_.step == 0 && fs::file_size(out / "metrics.jsonl", absent) > 0 && !absent) {
     io::rename_path(out / "metrics.jsonl", out / "metrics.previous.jsonl");
