@@ -66,15 +66,25 @@ Json gpt2_config_from_hf(const Json& config, const std::string& source) {
   require_setting(config, "scale_attn_weights", true, source);
   require_setting(config, "scale_attn_by_inverse_layer_idx", false, source);
   require_setting(config, "add_cross_attention", false, source);
-  return {{"arch", "gpt2"},
-          {"n_layer", root.at("n_layer").integer(1, max)},
-          {"n_head", heads},
-          {"n_embd", width},
-          {"vocab_size", root.at("vocab_size").integer(1, max)},
-          {"seq_len",
-           root.at(config.contains("n_positions") ? "n_positions" : "n_ctx").integer(1, max)},
-          {"layer_norm_eps", number_or(config, "layer_norm_epsilon", kDefaultEps)},
-          {"dropout", number_or(config, "resid_pdrop", 0.1)}};
+  Json model{{"arch", "gpt2"},
+             {"n_layer", root.at("n_layer").integer(1, max)},
+             {"n_head", heads},
+             {"n_embd", width},
+             {"vocab_size", root.at("vocab_size").integer(1, max)},
+             {"seq_len",
+              root.at(config.contains("n_positions") ? "n_positions" : "n_ctx").integer(1, max)},
+             {"layer_norm_eps", number_or(config, "layer_norm_epsilon", kDefaultEps)},
+             {"dropout", number_or(config, "resid_pdrop", 0.1)}};
+  // Small models often keep the ids of GPT-2's large vocabulary.
+  const auto token = [&](const char* key) {
+    const auto found = config.find(key);
+    const bool is_id = found != config.end() && found->is_number_integer() && *found >= 0 &&
+                       *found < model["vocab_size"];
+    return is_id ? *found : Json();
+  };
+  if (const Json bos = token("bos_token_id"); !bos.is_null()) model["bos_token_id"] = bos;
+  if (const Json eos = token("eos_token_id"); !eos.is_null()) model["eos_token_ids"] = Json::array({eos});
+  return model;
 }
 
 Json gpt2_config_to_hf(const Json& model, DType dtype) {
@@ -86,6 +96,10 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
   constexpr std::int64_t kGpt2Vocab = 50257, kPaddedVocab = 50304;
   const Json special =
       vocab == kGpt2Vocab || vocab == kPaddedVocab ? Json(kGpt2Vocab - 1) : Json(nullptr);
+  const auto ends = model.find("eos_token_ids");
+  const Json eos = ends != model.end() && ends->is_array() && !ends->empty()
+                       ? (ends->size() == 1 ? ends->front() : *ends)
+                       : special;
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
           {"vocab_size", vocab},
@@ -100,8 +114,8 @@ Json gpt2_config_to_hf(const Json& model, DType dtype) {
           {"resid_pdrop", dropout},
           {"embd_pdrop", dropout},
           {"attn_pdrop", dropout},
-          {"bos_token_id", special},
-          {"eos_token_id", special},
+          {"bos_token_id", model.contains("bos_token_id") ? model["bos_token_id"] : special},
+          {"eos_token_id", eos},
           {"tie_word_embeddings", true},
           {"dtype", torch_dtype},
           {"torch_dtype", torch_dtype}};

@@ -91,12 +91,18 @@ TEST_CASE("the golden models are opened with tessera's names") {
 }
 
 TEST_CASE("a configuration survives the conversion to Hugging Face's and back") {
-  const Json ours{{"arch", "gpt2"},         {"n_layer", 3},     {"n_head", 5},
-                  {"n_embd", 40},           {"vocab_size", 97}, {"seq_len", 20},
-                  {"layer_norm_eps", 1e-6}, {"dropout", 0.25}};
-  const Json theirs = gpt2_config_to_hf(ours, DType::BF16);
+  Json ours{{"arch", "gpt2"},         {"n_layer", 3},     {"n_head", 5},
+            {"n_embd", 40},           {"vocab_size", 97}, {"seq_len", 20},
+            {"layer_norm_eps", 1e-6}, {"dropout", 0.25}};
+  Json theirs = gpt2_config_to_hf(ours, DType::BF16);
   CHECK(theirs.at("torch_dtype") == "bfloat16");
   CHECK(gpt2_config_from_hf(theirs, "config.json") == ours);
+  theirs["eos_token_id"] = 50256;  // beyond the vocabulary
+  CHECK(gpt2_config_from_hf(theirs, "config.json") == ours);
+  theirs["eos_token_id"] = 96;
+  ours["eos_token_ids"] = Json::array({96});
+  CHECK(gpt2_config_from_hf(theirs, "config.json") == ours);
+  CHECK(gpt2_config_to_hf(ours, DType::BF16) == theirs);
 }
 
 TEST_CASE("checkpoints and runs are models too") {
