@@ -208,12 +208,12 @@ Tensor Decoder::capped(const Tensor& logits) const {
 // Number of experts times the sum over experts of routed tokens / tokens times mean probability, over
 // the tokens of all layers. Source: load_balancing_loss_func() of transformers; Fedus et al. 2021,
 // arXiv:2101.03961, eq. 4 to 6.
-Tensor Decoder::balance_loss(const Balance& balance, std::int64_t tokens, double scale) const {
+Tensor Decoder::balance_loss(const Balance& balance, std::int64_t tokens, double weight) const {
   const Arch::Experts& experts = arch().experts;
   const double rows = static_cast<double>(tokens) * static_cast<double>(balance.layers);
   const Tensor products = ops::sum(balance.probabilities * balance.counts);
-  return ops::reshape(products, {1}) * (experts.aux_loss * static_cast<double>(experts.count) *
-                                        static_cast<double>(tokens) * scale / (rows * rows));
+  return ops::reshape(products, {1}) *
+         (experts.aux_loss * static_cast<double>(experts.count) * weight / (rows * rows));
 }
 
 Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale,
@@ -229,7 +229,9 @@ Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale,
     return ops::linear_cross_entropy(h, head_weight(), t, scale, 0, arch().logits_softcap);
   };
   const Tensor loss = nn::unit({&head()}, loss_of, x, targets.alias({rows}, {1}, 0));
-  return balance.layers == 0 ? loss : ops::add(loss, balance_loss(balance, rows, scale));
+  if (balance.layers == 0) return loss;
+  const auto weight = static_cast<double>(packing.targets < 0 ? rows : packing.targets) * scale;
+  return ops::add(loss, balance_loss(balance, rows, weight));
 }
 
 Tensor Decoder::logits(const Tensor& tokens) {

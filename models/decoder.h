@@ -60,7 +60,7 @@ class Decoder final : public LanguageModel {
   };
   Tensor hidden(const Tensor& tokens, nn::KvCache* cache, const Packing& packing = {},
                 Balance* balance = nullptr);
-  Tensor balance_loss(const Balance& balance, std::int64_t tokens, double scale) const;
+  Tensor balance_loss(const Balance& balance, std::int64_t tokens, double weight) const;
   nn::Module& head();
   const Tensor& head_weight() const;
   Tensor capped(const Tensor& logits) const;

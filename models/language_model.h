@@ -12,8 +12,9 @@ namespace tessera::models {
 
 /// Rows that hold several documents. Undefined tensors: each row is one document.
 struct Packing {
-  Tensor documents{};  ///< [B, T] i32: id of each token's document, ascending within a row
-  Tensor positions{};  ///< [B, T] i32: positions within the documents
+  Tensor documents{};         ///< [B, T] i32: id of each token's document, ascending within a row
+  Tensor positions{};         ///< [B, T] i32: positions within the documents
+  std::int64_t targets = -1;  ///< targets that are not ignored; -1: all
 };
 
 /// A decoder of tokens: what training, evaluation and sampling need of a model.
@@ -22,8 +23,9 @@ class LanguageModel : public nn::Module {
   const Arch& arch() const { return arch_; }
 
   /// scale * sum of cross-entropies in nats. While operations are recorded, experts add their
-  /// auxiliary loss (Arch::Experts::aux_loss) of these B T tokens, times B T scale: with a scale of
-  /// 1 / (tokens of the whole step), micro-batches on all ranks add up to their mean.
+  /// auxiliary loss (Arch::Experts::aux_loss) of these B T tokens, times scale and the number of
+  /// targets: with a scale of 1 / (targets of the whole step), micro-batches on all ranks add up to
+  /// their weighted mean.
   /// @param tokens   [B, T] i32, T <= seq_len
   /// @param targets  [B, T] i32, -1: ignored
   /// @param scale    e.g. 1 / (targets of the whole step)

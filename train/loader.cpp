@@ -39,15 +39,19 @@ void Loader::read(Rows rows) {
   std::fill(targets, targets + count, kernels::kIgnoreTarget);
   std::int32_t* const documents = targets + count;
   if (samples_.is_packed()) std::fill(documents, documents + 2 * count, 0);
-  const std::int64_t real =
-      std::clamp<std::int64_t>(rows.limit - rows.first, 0, options_.micro_batch);
+  const std::int64_t real = real_rows(rows);
   if (real > 0) samples_.fill_batch(rows.first, real, inputs, targets);
   if (real > 0 && samples_.is_packed())
     samples_.fill_documents(rows.first, real, documents, documents + count);
 }
 
+std::int64_t Loader::real_rows(const Rows& rows) const {
+  return std::clamp<std::int64_t>(rows.limit - rows.first, 0, options_.micro_batch);
+}
+
 Batch Loader::load(Rows rows, std::optional<Rows> next) {
   Batch batch{parts_[0], parts_[1], rows.first};
+  batch.target_count = samples_.count_targets(rows.first, real_rows(rows));
   if (samples_.is_packed()) {
     batch.documents = parts_[2];
     batch.positions = parts_[3];

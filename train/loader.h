@@ -19,6 +19,7 @@ struct Batch {
   std::int64_t first = 0;  ///< global number of the first sample
   /// [rows, seq_len] i32, see io::Samples::fill_documents(); undefined: rows are single documents.
   Tensor documents{}, positions{};
+  std::int64_t target_count = 0;  ///< of targets that are not ignored
 };
 
 struct LoaderOptions {
@@ -63,6 +64,7 @@ class Loader {
   };
   Rows rows_of_pass(std::int64_t i, std::int64_t limit) const;
   void read(Rows rows);
+  std::int64_t real_rows(const Rows& rows) const;
   Batch load(Rows rows, std::optional<Rows> next);
 
   const io::Samples& samples_;

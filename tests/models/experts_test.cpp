@@ -196,3 +196,29 @@ TEST_CASE("experts: refuses numbers that do not fit") {
                                                           .n_expert_inner = 8}),
                        "a mixtral has no model.n_expert_inner; leave it out", InvalidArgument);
 }
+
+TEST_CASE("the auxiliary loss counts by targets, not by tokens that have none") {
+  // The same for a micro-batch that is a whole step, however many of its tokens have targets.
+  const auto auxiliary = [](std::int64_t targets) {
+    const auto context = Context::create();
+    const auto loss = [&](double coefficient) {
+      Arch arch = small_arch();
+      arch.experts.aux_loss = coefficient;
+      models::Decoder model(arch);
+      materialize(model, context, DType::F64,
+                  [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+                    initialize_range(p, 5, begin, end, out);
+                  });
+      const Tensor tokens = tokens_of_row(context, 0);
+      std::vector<std::int32_t> ids = tokens.to_vector<std::int32_t>();
+      std::fill(ids.begin() + targets, ids.end(), -1);
+      return model
+          .loss(tokens, Tensor::from<std::int32_t>(context, {1, kLength}, ids),
+                1.0 / static_cast<double>(targets), {.targets = targets})
+          .item();
+    };
+    return loss(0.1) - loss(0);
+  };
+  CHECK(auxiliary(kLength) > 0.05);
+  CHECK(auxiliary(2) == doctest::Approx(auxiliary(kLength)).epsilon(1e-9));
+}

@@ -522,7 +522,8 @@ int shard_group_size(const Config& config, int world_size, int local_world_size)
 
 train::LossFunction loss_of(models::LanguageModel& model) {
   return [&model](const train::Batch& batch, double scale) {
-    return model.loss(batch.tokens, batch.targets, scale, {batch.documents, batch.positions});
+    return model.loss(batch.tokens, batch.targets, scale,
+                      {batch.documents, batch.positions, batch.target_count});
   };
 }
 
