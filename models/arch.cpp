@@ -199,6 +199,7 @@ Lora parse_lora(const JsonReader& reader) {
   for (std::size_t i = 0; i < targets.array_size(); ++i)
     lora.targets.push_back(targets.at(i).string());
   lora.base = reader.at("base").string();
+  if (reader.has("base_digest")) lora.base_digest = reader.at("base_digest").string();
   return lora;
 }
 
@@ -280,6 +281,8 @@ std::string to_json(const Arch& arch) {
                     {"dropout", arch.lora->dropout},
                     {"targets", arch.lora->targets},
                     {"base", arch.lora->base}};
+  if (arch.lora && !arch.lora->base_digest.empty())
+    json["lora"]["base_digest"] = arch.lora->base_digest;
   return json.dump();
 }
 

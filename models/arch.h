@@ -16,6 +16,7 @@ struct Lora {
   double dropout = 0;
   std::vector<std::string> targets{"all-linear"};  ///< see io::lora_layers()
   std::string base{};                              ///< MODEL that the frozen weights come from
+  std::string base_digest{};                       ///< of that, if it is a checkpoint
 };
 
 /// Sizes and switches of a decoder. A block is attention and MLP, each with a norm before it, after it

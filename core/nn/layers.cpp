@@ -59,6 +59,12 @@ void Linear::add_adapter(std::string_view name, std::int64_t first, std::int64_t
   require(first >= 0 && count >= 1 && first <= outputs() - count,
           "layer '{}' has outputs 0 to {}, and adapter '{}' is for {} to {}", path(), outputs() - 1,
           name, first, first + count - 1);
+  // Before there is a module, because a constructor that throws would leave it in the tree.
+  require(options.rank >= 1, "the rank of adapter '{}' of layer '{}' must be 1 or more, got {}",
+          name, path(), options.rank);
+  require(options.dropout >= 0 && options.dropout < 1,
+          "the dropout of adapter '{}' of layer '{}' must be in [0, 1), got {}", name, path(),
+          options.dropout);
   adapters_.push_back(std::make_unique<LoraAdapter>(*this, name, first, count, options));
 }
 

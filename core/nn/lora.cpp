@@ -28,12 +28,7 @@ LoraAdapter::LoraAdapter(Linear& layer, std::string_view name, std::int64_t firs
       dropout(*this, "dropout", options.dropout),
       a(*this, "A", {options.rank, layer.inputs()},
         {Initialization::Kind::Uniform, kaiming_std(layer.inputs())}),
-      b(*this, "B", {count, options.rank}, {Initialization::Kind::Zeros}) {
-  require(options.rank >= 1, "the rank of adapter '{}' must be 1 or more, got {}", path(),
-          options.rank);
-  require(options.dropout >= 0 && options.dropout < 1,
-          "the dropout of adapter '{}' must be in [0, 1), got {}", path(), options.dropout);
-}
+      b(*this, "B", {count, options.rank}, {Initialization::Kind::Zeros}) {}
 
 ops::LowRankTerm LoraAdapter::term(const Tensor& x) const {
   return {ops::mul(ops::linear(dropout(x), a, {}), scale), b, first};

@@ -209,6 +209,11 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
 }
 
 TorchStateDict read_torch_state_dict(const ByteRange& archive) {
+  constexpr std::string_view kPointer = "version https://git-lfs";
+  const auto head = std::min<std::int64_t>(archive.size(), std::ssize(kPointer));
+  require<Unsupported>(archive.read(0, head) != kPointer,
+                       "{} is a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
+                       archive.name());
   require<Unsupported>(archive.size() < 2 || archive.read(0, 2) == "PK",
                        "{} is no zip archive: PyTorch before 1.6 wrote it; load and save it once "
                        "with a newer PyTorch",

@@ -83,7 +83,8 @@ Json gpt2_config_from_hf(const Json& config, const std::string& source) {
     return is_id ? *found : Json();
   };
   if (const Json bos = token("bos_token_id"); !bos.is_null()) model["bos_token_id"] = bos;
-  if (const Json eos = token("eos_token_id"); !eos.is_null()) model["eos_token_ids"] = Json::array({eos});
+  if (const Json eos = token("eos_token_id"); !eos.is_null())
+    model["eos_token_ids"] = Json::array({eos});
   return model;
 }
 

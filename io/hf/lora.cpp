@@ -138,6 +138,7 @@ class MergedSource final : public ModelSource {
     addend->add_block(std::move(block));
   }
 
+  bool is_merged() const override { return true; }
   const Json& config() const override { return base_->config(); }
   const CheckpointReader* checkpoint() const override {
     return reader_ ? &*reader_ : base_->checkpoint();
@@ -214,6 +215,13 @@ void check_peft_config(const Json& config, const std::string& where) {
                        "{}: bias is \"{}\", which trains biases of the base too; tessera reads "
                        "\"none\"",
                        where, text("bias", ""));
+  // These change the weights of the base when they are loaded.
+  const std::string start = text("init_lora_weights", "true");
+  require<Unsupported>(start == "true" || start == "false" || start == "gaussian" ||
+                           start == "orthogonal" || start == "eva",
+                       "{}: init_lora_weights is \"{}\", which changes the base's weights; tessera "
+                       "lacks it",
+                       where, start);
   for (const char* key : {"use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens"})
     require<Unsupported>(text(key, "false") == "false", "{}: {} is set, which tessera lacks", where,
                          key);
@@ -290,16 +298,15 @@ bool is_peft(const fs::path& dir) { return is_there(dir / kPeftConfig); }
 
 std::string peft_base(const fs::path& dir) {
   const Json config = read_peft_config(dir);
-  return JsonReader(config, (dir / kPeftConfig).string()).at("base_model_name_or_path").string();
+  const auto base = config.is_object() ? config.find("base_model_name_or_path") : config.end();
+  return base != config.end() && base->is_string() ? base->get<std::string>() : "";
 }
 
 PeftAdapter open_peft(const fs::path& dir, const Json& model) {
   const Json config = read_peft_config(dir);
   const std::string where = (dir / kPeftConfig).string();
   check_peft_config(config, where);
-  const JsonReader reader(config, where);
   PeftAdapter adapter;
-  adapter.base = peft_base(dir);
   auto source =
       std::make_unique<PeftSource>(is_there(dir / kPeftWeights) || !is_there(dir / kOldPeftWeights)
                                        ? open_safetensors_file(dir, kPeftWeights, kPeftKind)
@@ -307,8 +314,11 @@ PeftAdapter open_peft(const fs::path& dir, const Json& model) {
 
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : source->file().tensors()) found.emplace(tensor.name, &tensor);
-  const double alpha = config.value("lora_alpha", 8.0);
-  const bool rank_stable = config.value("use_rslora", false);
+  const auto alpha_of = config.find("lora_alpha");
+  const double alpha =
+      alpha_of != config.end() && alpha_of->is_number() ? alpha_of->get<double>() : 8.0;
+  const auto stable_of = config.find("use_rslora");
+  const bool rank_stable = stable_of != config.end() && *stable_of == true;
   std::set<std::string> names;
   bool is_even = true;
   for (const LoraLayer& layer : all_layers(model)) {

@@ -41,7 +41,6 @@ bool is_peft(const fs::path& dir);
 
 /// An adapter in PEFT's format.
 struct PeftAdapter {
-  std::string base;                      ///< base_model_name_or_path
   std::int64_t rank = 0;                 ///< 0: not the same in all layers
   double alpha = 0;                      ///< of that rank; 0: not the same in all layers
   std::unique_ptr<TensorSource> source;  ///< tensors A and B under tessera's names
@@ -53,7 +52,8 @@ struct PeftAdapter {
 /// @throws Unsupported naming a setting or tensor that tessera lacks; CorruptCheckpoint,
 ///         InvalidArgument on a layer that the model has not
 PeftAdapter open_peft(const fs::path& dir, const Json& model);
-/// base_model_name_or_path of an adapter in PEFT's format. @throws CorruptCheckpoint, IoError
+/// base_model_name_or_path of an adapter in PEFT's format; empty if it is not there.
+/// @throws CorruptCheckpoint, IoError
 std::string peft_base(const fs::path& dir);
 
 /// adapter_config.json of a "model" section with "lora".

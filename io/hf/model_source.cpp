@@ -77,53 +77,59 @@ void require_model_directory(const fs::path& path) {
 
 namespace {
 
+// Adapters whose base is an adapter, and so on.
+constexpr int kMostLevels = 8;
+
+std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
+                                     LoadPolicy policy, const fs::path& base, int level);
+
 std::unique_ptr<ModelSource> open_base(const fs::path& adapters, const std::string& named,
-                                       const fs::path& given, LoadPolicy policy) {
+                                       const fs::path& given, LoadPolicy policy, int level) {
   std::error_code error;
   require(
       !given.empty() || fs::is_directory(named, error),
       "{} holds LoRA adapters of the model '{}', which is no directory here; name its directory "
-      "with --base",
-      adapters.string(), named);
-  return open_model(given.empty() ? fs::path(named) : given, {}, policy);
+      "with --base, or to train with --model.init_from BASE --lora.init_from {}",
+      adapters.string(), named, adapters.string());
+  require(level < kMostLevels, "{} is the base of its own adapters", adapters.string());
+  return open_at(given.empty() ? fs::path(named) : given, {}, policy, {}, level + 1);
 }
 
 std::unique_ptr<ModelSource> merge_checkpoint(const CheckpointReader& reader, const fs::path& base,
-                                              LoadPolicy policy) {
+                                              LoadPolicy policy, int level) {
   const Json config = Json::parse(reader.index().model_config);
-  const JsonReader lora =
-      JsonReader(config, reader.path().string() + ": the model section").at("lora");
+  const std::string where = reader.path().string();
+  const JsonReader lora = JsonReader(config, where + ": the model section").at("lora");
   const auto adapters = open_checkpoint_model(reader);
   const std::vector<LoraLayer> layers = lora_layers(config);
   const double scale =
       lora.at("alpha").value().get<double>() / static_cast<double>(lora.at("rank").integer(1));
-  return merge_lora(open_base(reader.path(), lora.at("base").string(), base, policy), *adapters,
-                    layers, std::vector<double>(layers.size(), scale), &reader);
+  auto model = open_base(reader.path(), lora.at("base").string(), base, policy, level);
+  check_base(*model, lora.has("base_digest") ? lora.at("base_digest").string() : "", where);
+  return merge_lora(std::move(model), *adapters, layers, std::vector<double>(layers.size(), scale),
+                    &reader);
 }
 
 std::unique_ptr<ModelSource> merge_peft(const fs::path& dir, const fs::path& base,
-                                        LoadPolicy policy) {
-  auto model = open_base(dir, peft_base(dir), base, policy);
+                                        LoadPolicy policy, int level) {
+  auto model = open_base(dir, peft_base(dir), base, policy, level);
   const PeftAdapter adapter = open_peft(dir, model->config());
   return merge_lora(std::move(model), *adapter.source, adapter.layers, adapter.scales, nullptr);
 }
 
-}  // namespace
-
-std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
-                                        LoadPolicy policy, const fs::path& base) {
+std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
+                                     LoadPolicy policy, const fs::path& base, int level) {
   require_model_directory(path);
-  const bool peft = is_peft(path);
-  // Recognizes the kind of a directory by its weights, because a run has a config.json too.
-  std::unique_ptr<ShardedSource> source = peft ? nullptr : open_sharded(path);
-  if (peft) {
+  if (is_peft(path)) {
     require(!step, "{} is an adapter in PEFT's format and has no step {}", path.string(),
             step.value_or(0));
-    return merge_peft(path, base, policy);
+    return merge_peft(path, base, policy, level);
   }
+  // Recognizes the kind of a directory by its weights, because a run has a config.json too.
+  std::unique_ptr<ShardedSource> source = open_sharded(path);
   if (!source) {
     const CheckpointReader reader = open_checkpoint(path, step);
-    if (has_lora(reader)) return merge_checkpoint(reader, base, policy);
+    if (has_lora(reader)) return merge_checkpoint(reader, base, policy, level);
     require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
     return open_checkpoint_model(reader, policy);
   }
@@ -138,6 +144,23 @@ std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std:
   const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
   return std::make_unique<FamilySource>(family, std::move(source), std::move(section), NameRules{},
                                         policy);
+}
+
+}  // namespace
+
+void check_base(const ModelSource& base, const std::string& digest, const std::string& adapters) {
+  if (digest.empty()) return;
+  const CheckpointReader* const checkpoint = base.checkpoint();
+  require(
+      checkpoint != nullptr && checkpoint->digest() == digest,
+      "the adapters in {} belong to a checkpoint with other weights ({}) than {}; name that one "
+      "with --base, or to train with --model.init_from",
+      adapters, digest, base.path().string());
+}
+
+std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
+                                        LoadPolicy policy, const fs::path& base) {
+  return open_at(path, step, policy, base, 0);
 }
 
 }  // namespace tessera::io

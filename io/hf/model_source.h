@@ -19,6 +19,8 @@ class ModelSource : public TensorSource {
   virtual const Json& config() const = 0;
   /// The checkpoint behind this source; null for other sources.
   virtual const CheckpointReader* checkpoint() const { return nullptr; }
+  /// Whether LoRA adapters are added to the weights as they are read.
+  virtual bool is_merged() const { return false; }
 };
 
 /// Opens a command's MODEL argument: a checkpoint, a run or directory of checkpoints (the newest
@@ -38,6 +40,12 @@ std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std:
 /// its tensors do not match its configuration
 std::unique_ptr<ModelSource> open_checkpoint_model(const CheckpointReader& reader,
                                                    LoadPolicy policy = LoadPolicy::Exact);
+
+/// Compares a model with the one that adapters were trained on.
+/// @param digest  of the checkpoint that it was; empty: it was none
+/// @param adapters  named in the error
+/// @throws InvalidArgument if the model is another
+void check_base(const ModelSource& base, const std::string& digest, const std::string& adapters);
 
 /// Whether a checkpoint holds LoRA adapters alone.
 bool has_lora(const CheckpointReader& reader);

@@ -126,6 +126,8 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
 
   const Experts experts(model);
   const DecoderExperts& expert_names = family->experts;
+  // PEFT takes the layers of a dense MLP for experts, if the model has any.
+  const bool adapts = experts.count == 0;
 
   // Names of the norm before the MLP: with norms after attention, its usual name is taken.
   const char* const mlp_norm = post_norm ? "pre_feedforward_layernorm" : "post_attention_layernorm";
@@ -148,13 +150,13 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
     };
     // `parts` of a linear layer: names and rows.
     const auto add_linear = [&](const std::string& name, std::int64_t in, bool bias,
-                                std::vector<Part> parts, bool adapts = true) {
+                                std::vector<Part> parts, bool is_adaptable = true) {
       std::int64_t out = 0;
       for (const Part& part : parts) out += part.rows;
       std::vector<Part> biases = parts;
       for (Part& part : parts) part.name = theirs + part.name + ".weight";
       for (Part& part : biases) part.name = theirs + part.name + ".bias";
-      tensors.add(ours + name + ".weight", {out, in}, std::move(parts)).is_linear = adapts;
+      tensors.add(ours + name + ".weight", {out, in}, std::move(parts)).is_linear = is_adaptable;
       if (bias) tensors.add(ours + name + ".bias", {out}, std::move(biases));
     };
 
@@ -187,14 +189,15 @@ std::vector<HfTensor> decoder_tensors(const Json& model) {
         add_linear(expert + "down", experts.inner, false, {part(expert_names.down, width)}, false);
       }
     } else if (!gated) {
-      add_linear("mlp.up", width, mlp_bias, {{"mlp.fc1", hidden}});
-      add_linear("mlp.down", hidden, mlp_bias, {{"mlp.fc2", width}});
+      add_linear("mlp.up", width, mlp_bias, {{"mlp.fc1", hidden}}, adapts);
+      add_linear("mlp.down", hidden, mlp_bias, {{"mlp.fc2", width}}, adapts);
     } else {
       if (fused)
-        add_linear("mlp.up", width, mlp_bias, {{"mlp.gate_up_proj", 2 * hidden}});
+        add_linear("mlp.up", width, mlp_bias, {{"mlp.gate_up_proj", 2 * hidden}}, adapts);
       else
-        add_linear("mlp.up", width, mlp_bias, {{"mlp.gate_proj", hidden}, {"mlp.up_proj", hidden}});
-      add_linear("mlp.down", hidden, mlp_bias, {{"mlp.down_proj", width}});
+        add_linear("mlp.up", width, mlp_bias, {{"mlp.gate_proj", hidden}, {"mlp.up_proj", hidden}},
+                   adapts);
+      add_linear("mlp.down", hidden, mlp_bias, {{"mlp.down_proj", width}}, adapts);
     }
     add_norm(post_norm, "post_mlp_norm", "post_feedforward_layernorm");
   }

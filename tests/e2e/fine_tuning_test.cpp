@@ -175,11 +175,25 @@ TEST_CASE_FIXTURE(Base, "settings of fine-tuning that can't be met are refused")
   refuses({"--lora.rank=4"}, "there is no model to adapt; name one with --model.init_from");
   refuses({from, "--lora.rank=4", "--lora.targets=q_proj"},
           "no layer matches 'q_proj'; there are c_attn, c_fc, c_proj");
-  refuses({from, "--lora.rank=4", "--model.vocab_size=300"}, "LoRA keeps the rows");
+  refuses({from, "--lora.rank=4", "--model.vocab_size=300"}, "LoRA keeps the sizes");
+  refuses({from, "--lora.rank=4", "--model.seq_len=64"}, "LoRA keeps the sizes");
+  refuses({from, "--lora.rank=4", "--optim.freeze=h.0.*"}, "optim.freeze is not for LoRA");
+  refuses({from, "--lora.rank=4", "--checkpoint.load_tensors=h.0.*"}, "LoRA needs all");
+  refuses({from, "--lora.targets=c_attn"}, "lora.rank is 0");
   refuses({from, "--optim.freeze=h.9.*"}, "h.9.*");
   refuses({from, "--optim.freeze=*"}, "optim.freeze leaves no weight to train");
   refuses({from, "--optim.lr_scale=h.0.*"}, "optim.lr_scale must be PATTERN=FACTOR");
   refuses({"--model.init_from=" + run, "--lora.init_from=" + run}, "holds no LoRA adapters");
+  const std::string adapted = dir.file("adapted");
+  run_to(0, tuning(adapted, 1, 1, {"--model.init_from=" + run, "--lora.rank=4"}));
+  refuses({"--model.init_from=" + adapted, "--lora.rank=2"}, "has LoRA adapters already");
+  // The run that was adapted has trained on: its checkpoint is gone, and another one is no base.
+  fs::remove_all(fs::path(run) / "checkpoints");
+  run_to(0, joined(small_run(text, run, 1, 25), {"--checkpoint.every=25"}));
+  CHECK(holds(run_to(2, tuning(adapted, 1, 2, {"--model.init_from=" + run})).err,
+              "belong to a checkpoint with other weights"));
+  CHECK(holds(run_to(2, {"generate", adapted, "--prompt=a", "--base", run}).err,
+              "belong to a checkpoint with other weights"));
   CHECK(holds(run_to(2, {"consolidate", run, dir.file("out"), "--merge-lora"}).err,
               "holds no LoRA adapters; omit --merge-lora"));
 }

@@ -69,6 +69,7 @@ struct Kitchen : Fixture {
     Json json = Json::parse(
         io::read_file(source_path("tests/golden/families/" + family + ".json"), kMost))["cases"][0];
     json["config"]["vocab_size"] = 300;
+    json["config"]["max_position_embeddings"] = 8192;
     const TempDir made;
     write_model(Case(json), made);
     fs::copy(made.path(), dir.path() / name);

@@ -160,6 +160,9 @@ TEST_CASE("adapters that can't be read are refused, with the reason") {
   refuses("base_model_name_or_path", "google/gemma-2b", "name its directory with --base");
   refuses("peft_type", "IA3", "peft_type is IA3");
   refuses("use_dora", true, "use_dora is set");
+  refuses("base_model_name_or_path", nullptr, "name its directory with --base");
+  refuses("base_model_name_or_path", c.dir.path().string(), "is the base of its own adapters");
+  refuses("init_lora_weights", "pissa", "init_lora_weights is \"pissa\"");
   refuses("bias", "all", "bias is \"all\"");
   refuses("modules_to_save", {"lm_head"}, "modules_to_save is set");
 }

@@ -30,7 +30,7 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   const auto source =
       io::open_model(path, parse_step(path, options.step), io::LoadPolicy::Exact, options.base);
   LoadedModel loaded;
-  loaded.path = source->path();
+  loaded.path = source->is_merged() ? std::filesystem::path(path) : source->path();
   ChosenDevice chosen = open_device(options.device, 0, train::default_threads(options.threads, 1));
   loaded.context = std::move(chosen.context);
   if (!chosen.why_cpu.empty() && has_device_backend())

@@ -107,6 +107,10 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
   return notes;
 }
 
+std::string absolute_path(const std::filesystem::path& path) {
+  return std::filesystem::absolute(path / "").lexically_normal().parent_path().string();
+}
+
 // LoRA's settings of a checkpoint, for keys that are not given.
 void adopt_lora(Config& config, const models::Arch& stored, const std::string& source) {
   Config::Lora& lora = config.lora;
@@ -129,14 +133,27 @@ void adopt_lora(Config& config, const models::Arch& stored, const std::string& s
   if (!config.given.contains("lora.dropout")) lora.dropout = theirs.dropout;
 }
 
-std::unique_ptr<io::ModelSource> open_lora_base(const std::string& path,
-                                                const std::filesystem::path& of) {
+// The model that the adapters of setup.resume belong to: where they say or, if it is not there, the
+// one of model.init_from.
+void open_lora_base(RunSetup& setup, Config& config, const models::Lora& lora) {
+  const std::string of = setup.resume->path().string(), given = config.model.init_from;
   std::error_code error;
+  const bool is_there = std::filesystem::is_directory(lora.base, error);
+  const std::string path = is_there ? lora.base : given, asked = absolute_path(given);
   require(std::filesystem::is_directory(path, error),
           "{} holds LoRA adapters of the model '{}', which is no directory here; name its "
           "directory with --model.init_from",
-          of.string(), path);
-  return io::open_model(path, {}, io::LoadPolicy::Partial);
+          of, path.empty() ? lora.base : path);
+  setup.init_from = io::open_model(path, {}, io::LoadPolicy::Partial);
+  io::check_base(*setup.init_from, lora.base_digest, of);
+  if (!is_there)
+    setup.notes.push_back(
+        fmt::format("warning: the adapters belong to {}, which is gone; {} is used in its place",
+                    lora.base, path));
+  else if (!given.empty() && lora.base != asked && !lora.base.starts_with(asked + "/"))
+    setup.notes.push_back(fmt::format(
+        "note: model.init_from is not used: the adapters of this run belong to {}", lora.base));
+  config.model.init_from = path;
 }
 
 // The adapters of lora.init_from, whose settings the keys that are not given get; null without it.
@@ -162,16 +179,6 @@ std::unique_ptr<io::TensorSource> open_adapters(Config& config, const io::Json& 
   }
   adopt_lora(config, theirs, path);
   return source;
-}
-
-// A path at which an opened model stays: of a run, that of its checkpoint.
-std::string lasting_path(const io::ModelSource& source, const Config& config) {
-  const io::CheckpointReader* const checkpoint = source.checkpoint();
-  const std::string& given = config.model.init_from;
-  const std::filesystem::path path = checkpoint != nullptr && !io::is_peft(given)
-                                         ? checkpoint->path()
-                                         : std::filesystem::path(given);
-  return std::filesystem::absolute(path).lexically_normal().string();
 }
 
 // Matrices with a row for each token or position.
@@ -201,6 +208,17 @@ void warn_of_resizing(RunSetup& setup, const models::Arch& stored) {
         fmt::join(names, ", ")));
 }
 
+// A checkpoint has moments of the weights that were trained.
+void check_frozen(const RunSetup& setup, const Config& config) {
+  const auto before = nlohmann::json::parse(setup.state.config)
+                          .value("/optim/freeze"_json_pointer, std::vector<std::string>());
+  require(
+      before == config.optim.freeze,
+      "optim.freeze is [{}], and was [{}] in {}, which has moments of the weights that it trained; "
+      "start another run with --model.init_from, or go on with --checkpoint.load_policy partial",
+      fmt::join(config.optim.freeze, ", "), fmt::join(before, ", "), setup.resume->path().string());
+}
+
 // Chooses what is loaded from where.
 void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) {
   const auto model = make_model(config, setup.model);
@@ -215,12 +233,15 @@ void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) 
     tensors = trainable;
   }
   train::LoadPlan weights;
+  const bool lora = setup.model.lora.has_value();
+  require(!lora || config.checkpoint.load_tensors.empty(),
+          "checkpoint.load_tensors chooses weights of model.init_from, and LoRA needs all");
   if (setup.init_from)
-    weights = train::plan_weights(*setup.init_from, setup.model.lora ? frozen : tensors, policy,
+    weights = train::plan_weights(*setup.init_from, lora ? frozen : tensors,
+                                  lora ? io::LoadPolicy::Exact : policy,
                                   config.checkpoint.load_tensors, resizable(setup.model));
-  require(
-      !setup.model.lora || weights.resized.empty(),
-      "LoRA keeps the rows of the model's weights; leave model.vocab_size and model.seq_len out");
+  require(!lora || weights.resized.empty(),
+          "LoRA keeps the sizes of its model; leave model.vocab_size out");
   auto& from_base = weights.tensors[io::kModelSection];
   if (setup.resume) {
     setup.load = train::plan_resume(*setup.resume, tensors, trainable,
@@ -283,14 +304,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
           setup.resume->source(io::kModelSection).tensors(), any_fit);
     setup.state = train::read_trainer_state(*setup.resume);
     tokenizer = tokenizer_of(setup.state);
-    if (stored->lora) {
-      // A run that is given again may have newer checkpoints than the one that was adapted.
-      std::error_code error;
-      const std::string& base = stored->lora->base;
-      if (config.model.init_from.empty() || std::filesystem::is_directory(base, error))
-        config.model.init_from = base;
-      setup.init_from = open_lora_base(config.model.init_from, *resume);
-    }
+    if (stored->lora) open_lora_base(setup, config, *stored->lora);
     adopt_lora(config, *stored, resume->string());
   } else if (!config.model.init_from.empty()) {
     setup.init_from = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
@@ -301,8 +315,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     setup.adapters = open_adapters(config, setup.init_from->config());
   } else {
     require(config.lora.rank == 0 && config.lora.init_from.empty(),
-            "lora.rank is {}, but there is no model to adapt; name one with --model.init_from",
-            config.lora.rank);
+            "lora.{}, but there is no model to adapt; name one with --model.init_from",
+            config.lora.rank > 0 ? fmt::format("rank is {}", config.lora.rank)
+                                 : "init_from is " + config.lora.init_from);
     stored = adopt_known(config);
   }
   const bool tokenizer_given = config.given.contains("data.tokenizer");
@@ -370,8 +385,26 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   setup.model = model_of(config, stored);
   if (positions > 0) setup.model.seq_len = positions;
-  if (setup.model.lora) setup.model.lora->base = lasting_path(*setup.init_from, config);
+  if (setup.model.lora) {
+    models::Lora& lora = *setup.model.lora;
+    require(!setup.init_from->is_merged(),
+            "{} has LoRA adapters already, and adapters of those can't be merged; merge them first "
+            "(tessera consolidate {} OUT --merge-lora), or go on with --lora.init_from",
+            config.model.init_from, config.model.init_from);
+    require(setup.model.seq_len == stored->seq_len,
+            "LoRA keeps the sizes of its model, which has {} positions; model.seq_len is {}",
+            stored->seq_len, setup.model.seq_len);
+    // Of a run, the checkpoint that was opened.
+    const io::CheckpointReader* const base = setup.init_from->checkpoint();
+    lora.base =
+        absolute_path(base == nullptr ? io::fs::path(config.model.init_from) : base->path());
+    lora.base_digest = base == nullptr ? "" : base->digest();
+    // As the run's configuration shows them.
+    config.lora.alpha = lora.alpha;
+    config.lora.targets = lora.targets;
+  }
   setup.model.validate();
+  if (resume && policy == io::LoadPolicy::Exact) check_frozen(setup, config);
   plan_loading(setup, config, policy);
   if (setup.init_from && !resume) warn_of_resizing(setup, *stored);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
@@ -411,6 +444,7 @@ std::optional<models::Arch> adopt_known(Config& config) {
     const auto source = io::open_model(config.model.init_from, {}, io::LoadPolicy::Partial);
     models::Arch arch = models::parse_arch(source->config().dump(), source->path().string());
     (void)adopt_shape(config, arch, true);
+    (void)open_adapters(config, source->config());
     return arch;
   }
   models::Arch arch = models::arch_of_preset(config.model.preset);
@@ -453,7 +487,14 @@ models::Arch model_of(const Config& config, const std::optional<models::Arch>& s
     model.norm_eps = model.qk_norm.norm.eps = c.layer_norm_eps;
   model.experts.aux_loss = c.aux_loss;
   model.dropout = static_cast<float>(c.dropout);
+  // Ids of a vocabulary that became smaller.
+  const auto is_gone = [&](std::int64_t id) { return c.vocab_size > 0 && id >= c.vocab_size; };
+  for (std::int64_t* id : {&model.bos_token, &model.pad_token})
+    if (is_gone(*id)) *id = -1;
+  std::erase_if(model.eos_tokens, is_gone);
   const Config::Lora& lora = config.lora;
+  require(lora.rank > 0 || (lora.alpha == 0 && lora.dropout == 0 && lora.targets.empty()),
+          "lora.alpha, lora.dropout and lora.targets are for adapters, and lora.rank is 0");
   if (lora.rank > 0) {
     model.lora =
         models::Lora{.rank = lora.rank,
@@ -470,6 +511,8 @@ std::unique_ptr<models::LanguageModel> make_model(const Config& config, const mo
   std::vector<std::string> names;
   for (const Parameter* p : model->parameters()) names.push_back(p->name);
   if (!config.optim.freeze.empty()) {
+    require(!arch.lora,
+            "optim.freeze is not for LoRA, which freezes the model's weights; choose lora.targets");
     io::check_patterns(config.optim.freeze, names, "optim.freeze", "the model");
     for (Parameter* p : model->parameters())
       if (io::is_chosen(config.optim.freeze, p->name)) p->tensor.set_requires_grad(false);
