@@ -261,14 +261,15 @@ std::optional<ChatFormat::Span> ChatFormat::place(const Dict& first, std::string
   return both(filled);
 }
 
-// Where a turn begins in the whole text: after its header.
+// Where a turn begins in the whole text: after its header, if that is found.
 // @param header  the generation prompt
 // @param text    place of a text of the turn
-std::size_t ChatFormat::after_header(const Dict& conversation, std::string_view whole,
-                                     std::size_t message, std::string_view header,
-                                     std::size_t text) const {
+std::optional<std::size_t> ChatFormat::after_header(const Dict& conversation,
+                                                    std::string_view whole, std::size_t message,
+                                                    std::string_view header,
+                                                    std::size_t text) const {
   const std::size_t first = header.find_first_not_of(" \t\r\n");
-  if (first == header.npos) return text;
+  if (first == header.npos) return std::nullopt;
   header.remove_prefix(first);
   const std::size_t end = std::min(header.find_first_of(">]\n"), header.size() - 1);
   const auto before = message == 0 ? std::nullopt
@@ -276,7 +277,7 @@ std::size_t ChatFormat::after_header(const Dict& conversation, std::string_view 
                                            /*at_begin=*/false);
   const std::string_view range = whole.substr(0, text);
   const std::size_t at = range.rfind(header.substr(0, end + 1));
-  if (at == range.npos || (before && at < before->first)) return text;
+  if (at == range.npos || (before && at < before->first)) return std::nullopt;
   return at + shared(header, range.substr(at));
 }
 
@@ -292,31 +293,44 @@ ChatFormat::Span ChatFormat::turn(const Dict& conversation, std::string_view who
   const Dict after = cut(conversation, message + 1);
   const std::string text = render(after, false).text, prompt = render(before, true).text;
   const std::size_t header = shared(prompt, leads ? text : render(before, false).text);
-  const std::size_t begin = shared(prompt, text);
+  std::size_t begin = shared(prompt, text);
+  if (begin == prompt.size() && header == begin && !leads) {
+    // No generation prompt here, but perhaps after other messages.
+    const std::string other = render(after, true).text;
+    begin += shared(std::string_view(other).substr(shared(other, text)),
+                    std::string_view(text).substr(begin));
+  }
   // A prompt may have more than the turn's header, such as the begin of reasoning.
-  const bool known = !leads && (begin == prompt.size() || begin > header);
+  const bool known = !leads && (begin >= prompt.size() || begin > header);
   if (known && whole.starts_with(text)) return {begin, text.size()};
-  const auto need = [&](bool at_begin) {
-    const auto found = place(after, text, conversation, whole, message, at_begin);
+  const auto found = [&](const auto& place) {
     require<TurnNotFound>(
-        found.has_value(),
+        place.has_value(),
         "message {}: its tokens can't be found, because the template renders it in another way "
         "when others follow; mark the assistant's turns in the template with {{% generation %}}",
         message + 1);
-    return *found;
+    return *place;
+  };
+  const auto find = [&](bool at_begin) {
+    return place(after, text, conversation, whole, message, at_begin);
   };
   Span result{begin, text.size()};
   if (!known || !whole.starts_with(std::string_view(text).substr(0, begin))) {
-    const Span at = need(true);
+    const auto first = find(true);
+    // Only a header before its end finds the begin of a text.
+    const Span at = first ? *first : found(find(false));
     const std::string_view lead =
         known && begin < at.first ? std::string_view(text).substr(begin, at.first - begin) : "";
-    const bool same = known && whole.substr(0, at.second).ends_with(lead);
-    result.first = same ? at.second - lead.size()
-                        : after_header(conversation, whole, message,
-                                       std::string_view(prompt).substr(header), at.second);
+    if (known && whole.substr(0, at.second).ends_with(lead)) {
+      result.first = at.second - lead.size();
+    } else {
+      const auto after_it = after_header(conversation, whole, message,
+                                         std::string_view(prompt).substr(header), at.second);
+      result.first = first ? after_it.value_or(at.second) : found(after_it);
+    }
   }
   if (whole.starts_with(text)) return result;
-  const Span at = need(false);
+  const Span at = found(find(false));
   result.second =
       at.second + shared(std::string_view(text).substr(at.first), whole.substr(at.second));
   return result;

@@ -61,8 +61,9 @@ class ChatFormat {
   const chat::Template& template_of(const chat::Dict& conversation) const;
   Span turn(const chat::Dict& conversation, std::string_view whole, std::size_t message) const;
   std::size_t shared(std::string_view a, std::string_view b) const;
-  std::size_t after_header(const chat::Dict& conversation, std::string_view whole,
-                           std::size_t message, std::string_view header, std::size_t text) const;
+  std::optional<std::size_t> after_header(const chat::Dict& conversation, std::string_view whole,
+                                          std::size_t message, std::string_view header,
+                                          std::size_t text) const;
   std::optional<std::size_t> mark(const chat::Dict& conversation, std::string_view text,
                                   std::size_t message, const chat::Value& marked) const;
   std::optional<Span> place(const chat::Dict& first, std::string_view first_text,

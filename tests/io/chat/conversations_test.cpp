@@ -117,11 +117,21 @@ TEST_CASE("turns are found where a template shows them differently later") {
                        R"({"role":"user","content":"c"},{"role":"assistant","content":"d"}]})") ==
         "<|user|>\na<|end|>\n<|assistant|>\n[<|end|>\n]<|user|>\nc<|end|>\n<|assistant|>\n"
         "[<think>\n\n</think>\n\nd<|end|>\n]");
+  // Reasoning and an answer in one text, whose begin is not shown, after a turn that is shown differently.
+  CHECK(shown(kThinks, R"({"messages":[{"role":"assistant","content":"a"},)"
+                       R"({"role":"assistant","content":"<think>\nr\n</think>\n\nb"},)"
+                       R"({"role":"user","content":"c"}]})") ==
+        "<|assistant|>\n[a<|end|>\n]<|assistant|>\n[b<|end|>\n]<|user|>\nc<|end|>\n");
   // The assistant begins; a template that refuses an empty list of messages.
   CHECK(shown(std::string("{{ 'S' if messages[0].role == 'x' }}") + kTemplate,
               R"({"messages":[{"role":"assistant","content":"a"},{"role":"user","content":"b"},)"
               R"({"role":"assistant","content":"c"}]})") ==
         "<assistant>[a</>\n]<user>b</>\n<assistant>[c</>\n]");
+  // No generation prompt follows a system message alone.
+  CHECK(shown("{{ messages[0].content }}{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }}"
+              "{{ '<assistant>' if loop.last and add_generation_prompt }}{% endfor %}",
+              R"({"messages":[{"role":"system","content":"s"},)"
+              R"({"role":"assistant","content":"a"}]})") == "s<assistant>[a]");
   // The prompt has an end of thinking that the completion lacks.
   CHECK(shown(kThinks, R"({"prompt":[{"role":"user","content":"a"}],"completion":[)"
                        R"({"role":"assistant","content":"b"},{"role":"user","content":"c"}],)"
