@@ -12,7 +12,7 @@
 #include "core/base/clock.h"
 #include "io/base/file.h"
 #include "io/chat/conversation_reader.h"
-#include "io/data/text.h"
+#include "io/tokenizer/unicode.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 
@@ -38,7 +38,8 @@ std::vector<std::int32_t> chat_prompt(const Options& options, const io::Tokenize
   std::tm local{};
   ::localtime_r(&now, &local);
   const io::ChatFormat format(tokenizer, options.chat_template, local, "--chat-template");
-  (void)io::decode_utf8(options.chat, "--chat");
+  const std::size_t malformed = io::find_malformed_utf8(options.chat);
+  require(malformed == options.chat.npos, "--chat: byte {} is not valid UTF-8", malformed);
   io::OrderedJson json{{"messages", {{{"role", "user"}, {"content", options.chat}}}}};
   if (!options.messages.empty()) {
     json = io::parse_ordered_json(io::read_file(options.messages, 64 << 20), options.messages);
