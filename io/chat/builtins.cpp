@@ -32,7 +32,7 @@ std::string_view strip(std::string_view text, const Value* set, bool left, bool 
   while (left && begin < end && strips(begin)) begin += utf8_length(text[begin]);
   while (right && end > begin) {
     std::size_t last = end - 1;
-    while ((text[last] & 0xC0) == 0x80) --last;
+    while (last > begin && (text[last] & 0xC0) == 0x80) --last;
     if (!strips(last)) break;
     end = last;
   }
@@ -514,6 +514,7 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& a,
   const std::int64_t* const i = value.integer();
   const bool is_float = std::holds_alternative<double>(value.data);
   const bool is_bool = std::holds_alternative<bool>(value.data);
+  const bool is_wide = std::holds_alternative<std::uint64_t>(value.data);
   if (name == "defined") return !value.is_undefined();
   if (name == "undefined") return value.is_undefined();
   if (name == "none") return value.is_none();
@@ -524,9 +525,9 @@ bool apply_test(const std::string& name, const Value& value, const Arguments& a,
   if (name == "boolean") return is_bool;
   if (name == "true") return is_bool && truth(value);
   if (name == "false") return is_bool && !truth(value);
-  if (name == "integer") return i != nullptr;
+  if (name == "integer") return i != nullptr || is_wide;
   if (name == "float") return is_float;
-  if (name == "number") return i != nullptr || is_float || is_bool;
+  if (name == "number") return i != nullptr || is_wide || is_float || is_bool;
   if (name == "callable") return std::holds_alternative<Callable>(value.data);
   if (name == "in") return contains(a.need(0), value, budget);
   if (name == "eq" || name == "equalto" || name == "==" || name == "sameas")

@@ -20,6 +20,7 @@ using chat::Value;
 
 constexpr std::int64_t kMaxTemplate = 1 << 20;  // bytes
 constexpr std::string_view kAssistant = "assistant";
+constexpr std::size_t kMostMarks = 64;  // texts of a message that are tried
 /// Marks a place in a message; no template changes it.
 constexpr std::string_view kMark = "qZ7turnEnd7Zq";
 
@@ -77,8 +78,31 @@ Dict cut(const Dict& conversation, std::size_t count) {
   return out;
 }
 
-std::size_t common_prefix(std::string_view a, std::string_view b) {
-  return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+/// A copy in which `change` has replaced the text number `left`. Texts are counted in depth first order,
+/// without empty ones and roles; `left` goes down by their number.
+template <typename F>
+Value with_text(const Value& value, std::size_t& left, F change) {
+  if (const std::string* text = value.string())
+    return !text->empty() && left-- == 0 ? Value(change(*text)) : value;
+  if (const List* list = value.list()) {
+    List out;
+    for (const Value& element : *list) out.push_back(with_text(element, left, change));
+    return out;
+  }
+  if (value.dict() == nullptr) return value;
+  Dict out;
+  for (const auto& [key, element] : *value.dict())
+    out.emplace_back(key, key == "role" ? element : with_text(element, left, change));
+  return out;
+}
+
+/// The text with kMark before or after it; within surrounding white space, if `within`.
+std::string with_mark(std::string text, bool at_begin, bool within) {
+  constexpr const char* kSpace = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(kSpace);
+  const std::size_t begin = within && first != text.npos ? first : 0;
+  const std::size_t end = within ? text.find_last_not_of(kSpace) + 1 : text.size();
+  return text.insert(at_begin ? begin : end, kMark);
 }
 
 }  // namespace
@@ -103,6 +127,7 @@ ChatFormat::ChatFormat(const Tokenizer& tokenizer, const std::string& file, cons
     : now_(now) {
   const TokenizerFiles* const files = tokenizer.files();
   if (files != nullptr) read_tokens(*files, tokens_);
+  for (const SpecialToken& token : tokenizer.special_tokens()) special_.push_back(token.text);
   const auto add = [&](const char* key, std::int32_t id) {
     if (id >= 0 && chat::find(tokens_, key) == nullptr)
       tokens_.emplace_back(key, tokenizer.decode({&id, 1}));
@@ -162,69 +187,168 @@ Rendering ChatFormat::render_marked(const Dict& conversation) const {
   return whole;
 }
 
+Rendering ChatFormat::render_completion(const Dict& conversation, std::size_t prompt) const {
+  Rendering whole = render(conversation, false);
+  whole.generated = {{turn(conversation, whole.text, prompt).first, whole.text.size()}};
+  return whole;
+}
+
+// The length of the common prefix of two texts, cut back to where neither has a special token or another
+// marker such as <|user|> or [INST] across its end.
+std::size_t ChatFormat::shared(std::string_view a, std::string_view b) const {
+  const auto common = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  if (common == a.size() || common == b.size()) return common;
+  std::size_t cut = common;
+  const std::size_t open = a.substr(0, common).find_last_of("<[");
+  if (open != a.npos && a.substr(open, common - open).find_first_of(">] \t\r\n") == a.npos)
+    cut = open;
+  for (const std::string& token : special_)
+    for (std::size_t i = common - std::min(common, token.size()); i < cut; ++i)
+      if (i + token.size() > common &&
+          (a.substr(i).starts_with(token) || b.substr(i).starts_with(token)))
+        cut = i;
+  while (cut > 0 && (a[cut] & 0xC0) == 0x80) --cut;
+  return cut;
+}
+
+// Where a mark stands in a conversation's text. Nothing if the mark changes anything else.
+// @param marked  the message with a mark
+std::optional<std::size_t> ChatFormat::mark(const Dict& conversation, std::string_view text,
+                                            std::size_t message, const Value& marked) const {
+  List messages = messages_of(conversation);
+  messages[message] = marked;
+  Dict variables = conversation;
+  chat::slot(variables, "messages") = std::move(messages);
+  std::string found;
+  try {
+    found = render(variables, false).text;
+  } catch (const InvalidArgument&) {
+    return std::nullopt;
+  }
+  const std::size_t at = found.find(kMark);
+  if (at == found.npos || found.erase(at, kMark.size()) != text) return std::nullopt;
+  return at;
+}
+
+// A place of a message in two conversations that have it: the begin of its first text that both show,
+// or the end of its last.
+std::optional<ChatFormat::Span> ChatFormat::place(const Dict& first, std::string_view first_text,
+                                                  const Dict& second, std::string_view second_text,
+                                                  std::size_t message, bool at_begin) const {
+  const auto both = [&](const Value& marked) -> std::optional<Span> {
+    const auto a = mark(first, first_text, message, marked);
+    const auto b = a ? mark(second, second_text, message, marked) : std::nullopt;
+    return b ? std::optional<Span>({*a, *b}) : std::nullopt;
+  };
+  const Value& original = messages_of(first)[message];
+  std::size_t left = SIZE_MAX;
+  (void)with_text(original, left, [](const std::string& text) { return text; });
+  const std::size_t texts = SIZE_MAX - left;
+  for (std::size_t i = 0; i < std::min(texts, kMostMarks); ++i) {
+    for (const bool within : {true, false}) {
+      std::size_t number = at_begin ? i : texts - 1 - i;
+      const Value marked = with_text(original, number, [&](const std::string& text) {
+        return with_mark(text, at_begin, within);
+      });
+      if (const auto found = both(marked)) return found;
+    }
+  }
+  const Value* const content =
+      original.dict() == nullptr ? nullptr : chat::find(*original.dict(), "content");
+  if (content != nullptr && chat::truth(*content)) return std::nullopt;
+  Dict filled = original.dict() == nullptr ? Dict() : *original.dict();
+  chat::slot(filled, "content") = std::string(kMark);
+  return both(filled);
+}
+
+// Where a turn begins in the whole text: after its header, if that is found.
+// @param header  the generation prompt
+// @param text    place of a text of the turn
+std::optional<std::size_t> ChatFormat::after_header(const Dict& conversation,
+                                                    std::string_view whole, std::size_t message,
+                                                    std::string_view header,
+                                                    std::size_t text) const {
+  const std::size_t first = header.find_first_not_of(" \t\r\n");
+  if (first == header.npos) return std::nullopt;
+  header.remove_prefix(first);
+  const std::size_t end = std::min(header.find_first_of(">]\n"), header.size() - 1);
+  const auto before = message == 0 ? std::nullopt
+                                   : place(conversation, whole, conversation, whole, message - 1,
+                                           /*at_begin=*/false);
+  const std::string_view range = whole.substr(0, text);
+  const std::size_t at = range.rfind(header.substr(0, end + 1));
+  if (at == range.npos || (before && at < before->first)) return std::nullopt;
+  return at + shared(header, range.substr(at));
+}
+
 // The turn in the text of the whole conversation: first in the text that ends with it, where it begins
 // after the generation prompt. Where the whole text begins or goes on differently (a template may show
 // reasoning, a system message or an end of text with the last turn only), marks in the message's
-// content relate the places of both texts.
-std::pair<std::size_t, std::size_t> ChatFormat::turn(const Dict& conversation,
-                                                     std::string_view whole,
-                                                     std::size_t message) const {
-  const Dict before = cut(conversation, message), after = cut(conversation, message + 1);
-  const std::string prompt = render(before, true).text, text = render(after, false).text;
-  const std::size_t begin = common_prefix(prompt, text);
-  const auto fail = [&] {
-    throw InvalidArgument(
-        "message {}: its tokens can't be found, because the template renders it in another way "
-        "when "
-        "others follow; mark the assistant's turns in the template with {{% generation %}}",
-        message + 1);
-  };
-  // A prompt may have more than the beginning of a turn, such as a line's end; but another text before
-  // the turn makes it useless.
-  const bool known = begin == prompt.size() || begin >= render(before, false).text.size();
-  if (known && whole.starts_with(text)) return {begin, text.size()};
-  // The place of the content's begin or end in a text.
-  const auto place = [&](const Dict& variables, std::string_view in, bool at_begin) {
-    List messages = messages_of(variables);
-    Dict changed = *messages[message].dict();
-    Value& content = chat::slot(changed, "content");
-    std::string body = content.string() ? *content.string() : std::string();
-    constexpr const char* kSpace = " \t\r\n";
-    const std::size_t first = body.find_first_not_of(kSpace);
-    body.insert(at_begin ? (first == body.npos ? 0 : first) : body.find_last_not_of(kSpace) + 1,
-                kMark);
-    content = std::move(body);
-    messages[message] = std::move(changed);
-    Dict marked = variables;
-    chat::slot(marked, "messages") = std::move(messages);
-    std::string found = render(marked, false).text;
-    const std::size_t at = found.find(kMark);
-    if (at == found.npos || found.erase(at, kMark.size()) != in) fail();
-    return at;
-  };
-  std::pair<std::size_t, std::size_t> result{begin, 0};
-  if (!known || !whole.starts_with(std::string_view(text).substr(0, begin))) {
-    const std::size_t at = place(conversation, whole, true);
-    const std::size_t lead = known ? place(after, text, true) - begin : 0;
-    if (lead > at || whole.substr(at - lead, lead) != std::string_view(text).substr(begin, lead))
-      fail();
-    result.first = at - lead;
+// texts relate the places of both texts.
+ChatFormat::Span ChatFormat::turn(const Dict& conversation, std::string_view whole,
+                                  std::size_t message) const {
+  // Templates may not expect an empty list of messages.
+  const bool leads = message == 0;
+  const Dict before = cut(conversation, leads ? 1 : message);
+  const Dict after = cut(conversation, message + 1);
+  const std::string text = render(after, false).text, prompt = render(before, true).text;
+  const std::size_t header = shared(prompt, leads ? text : render(before, false).text);
+  std::size_t begin = shared(prompt, text);
+  if (begin == prompt.size() && header == begin && !leads) {
+    // No generation prompt here, but perhaps after other messages.
+    const std::string other = render(after, true).text;
+    begin += shared(std::string_view(other).substr(shared(other, text)),
+                    std::string_view(text).substr(begin));
   }
-  const std::size_t end = place(conversation, whole, false);
-  const std::string_view footer = std::string_view(text).substr(place(after, text, false));
-  result.second = end + common_prefix(footer, whole.substr(end));
+  // A prompt may have more than the turn's header, such as the begin of reasoning.
+  const bool known = !leads && (begin >= prompt.size() || begin > header);
+  if (known && whole.starts_with(text)) return {begin, text.size()};
+  const auto found = [&](const auto& place) {
+    require<TurnNotFound>(
+        place.has_value(),
+        "message {}: its tokens can't be found, because the template renders it in another way "
+        "when others follow; mark the assistant's turns in the template with {{% generation %}}",
+        message + 1);
+    return *place;
+  };
+  const auto find = [&](bool at_begin) {
+    return place(after, text, conversation, whole, message, at_begin);
+  };
+  Span result{begin, text.size()};
+  if (!known || !whole.starts_with(std::string_view(text).substr(0, begin))) {
+    const auto first = find(true);
+    // Only a header before its end finds the begin of a text.
+    const Span at = first ? *first : found(find(false));
+    const std::string_view lead =
+        known && begin < at.first ? std::string_view(text).substr(begin, at.first - begin) : "";
+    if (known && whole.substr(0, at.second).ends_with(lead)) {
+      result.first = at.second - lead.size();
+    } else {
+      const auto after_it = after_header(conversation, whole, message,
+                                         std::string_view(prompt).substr(header), at.second);
+      result.first = first ? after_it.value_or(at.second) : found(after_it);
+    }
+  }
+  if (whole.starts_with(text)) return result;
+  const Span at = found(find(false));
+  result.second =
+      at.second + shared(std::string_view(text).substr(at.first), whole.substr(at.second));
   return result;
 }
 
-std::vector<std::int32_t> ChatFormat::turn_ends(const Tokenizer& tokenizer) const {
+std::vector<std::int32_t> ChatFormat::turn_ends(const Tokenizer& tokenizer,
+                                                Dict conversation) const {
   std::set<std::int32_t> special;
   for (const SpecialToken& token : tokenizer.special_tokens()) special.insert(token.id);
-  const auto message = [](std::string_view role, std::string_view content) -> Value {
-    return Dict{{"role", std::string(role)}, {"content", std::string(content)}};
-  };
-  const Dict conversation{
-      {"messages", List{message("user", "Hello."), message(kAssistant, kMark)}}};
-  const std::string text = render(conversation, false).text;
+  List messages = messages_of(conversation);
+  messages.emplace_back(Dict{{"role", std::string(kAssistant)}, {"content", std::string(kMark)}});
+  chat::slot(conversation, "messages") = std::move(messages);
+  std::string text;
+  try {
+    text = render(conversation, false).text;
+  } catch (const InvalidArgument&) {
+    return tokenizer.eos_id() < 0 ? std::vector<std::int32_t>() : std::vector{tokenizer.eos_id()};
+  }
   const std::size_t at = text.find(kMark);
   if (at == text.npos) return {};
   for (const std::int32_t id : tokenizer.encode(text.substr(at + kMark.size()), "chat template"))

@@ -64,6 +64,36 @@ class TokenFinder {
 
 }  // namespace
 
+Dict template_variables(const OrderedJson& json, const std::vector<const char*>& keys) {
+  Dict variables;
+  const auto given = [&](const char* key) {
+    const auto found = json.find(key);
+    return found == json.end() || found->is_null() ? nullptr : &*found;
+  };
+  if (const OrderedJson* tools = given("tools"))
+    variables.emplace_back("tools", chat::from_json(*tools));
+  if (const OrderedJson* more = given("chat_template_kwargs")) {
+    require(more->is_object(), "\"chat_template_kwargs\" must be an object");
+    for (const auto& [key, value] : more->items())
+      chat::slot(variables, key) = chat::from_json(value);
+  }
+  List messages;
+  for (const char* key : keys) {
+    const OrderedJson& list = json.at(key);
+    require(list.is_array(), "\"{}\" must be a list of messages, found {}", key, list.type_name());
+    require(!list.empty(), "\"{}\" is empty", key);
+    for (const OrderedJson& message : list) {
+      const bool has_role =
+          message.is_object() && message.contains("role") && message["role"].is_string();
+      require(has_role, "message {}: expected an object with a string \"role\"",
+              messages.size() + 1);
+      messages.push_back(chat::from_json(message));
+    }
+  }
+  chat::slot(variables, "messages") = std::move(messages);
+  return variables;
+}
+
 Conversation ConversationReader::read(std::string_view line, const std::string& where) const {
   try {
     return parse(line);
@@ -92,50 +122,23 @@ Conversation ConversationReader::parse(std::string_view line) const {
   require(pair || has("messages"),
           "expected an object with \"messages\", with \"prompt\" and \"completion\", or with "
           "\"text\"");
-  Dict conversation;
-  if (has("tools")) conversation.emplace_back("tools", chat::from_json(json.at("tools")));
-  if (has("chat_template_kwargs")) {
-    const Value more = chat::from_json(json.at("chat_template_kwargs"));
-    require(more.dict() != nullptr, "\"chat_template_kwargs\" must be an object");
-    for (const auto& [key, value] : *more.dict()) chat::slot(conversation, key) = value;
-  }
-  List messages;
-  const auto add = [&](const char* key) {
-    require(json.at(key).is_array(), "\"{}\" must be a list of messages, found {}", key,
-            json.at(key).type_name());
-    for (const OrderedJson& message : json.at(key)) {
-      const bool has_role =
-          message.is_object() && message.contains("role") && message["role"].is_string();
-      require(has_role, "message {}: expected an object with a string \"role\"",
-              messages.size() + 1);
-      messages.push_back(chat::from_json(message));
-    }
-    require(!messages.empty(), "\"{}\" is empty", key);
-  };
-  std::size_t in_prompt = 0;
-  if (pair) {
-    add("prompt");
-    in_prompt = messages.size();
-    add("completion");
-  } else {
-    add("messages");
-  }
-  chat::slot(conversation, "messages") = std::move(messages);
-  return of_messages(std::move(conversation), in_prompt);
+  if (!pair) return of_messages(template_variables(json, {"messages"}), 0);
+  return of_messages(template_variables(json, {"prompt", "completion"}), json.at("prompt").size());
 }
 
 // @param prompt_messages  number of messages without loss, if the line says so; else 0
-Conversation ConversationReader::of_messages(Dict conversation, std::size_t prompt_messages) const {
-  if (prompt_messages == 0) return tokenized(format_.render_marked(conversation));
-  Rendering whole = format_.render(conversation, false);
-  Value& messages = chat::slot(conversation, "messages");
-  const List& all = *messages.list();
-  messages = List(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(prompt_messages));
-  const std::string prompt = format_.render(conversation, true).text;
-  require(whole.text.starts_with(prompt),
-          "the template renders the prompt in another way when the completion follows");
-  whole.generated = {{prompt.size(), whole.text.size()}};
-  return tokenized(whole);
+Conversation ConversationReader::of_messages(const Dict& conversation,
+                                             std::size_t prompt_messages) const {
+  try {
+    return tokenized(prompt_messages == 0
+                         ? format_.render_marked(conversation)
+                         : format_.render_completion(conversation, prompt_messages));
+  } catch (const TurnNotFound& error) {
+    Conversation result = tokenized(format_.render(conversation, false));
+    result.has_loss.assign(result.tokens.size(), false);
+    result.unlocated = error.what();
+    return result;
+  }
 }
 
 Conversation ConversationReader::of_texts(const std::string& prompt,
@@ -168,21 +171,29 @@ Conversation ConversationReader::tokenized(const Rendering& text) const {
   return result;
 }
 
+void for_each_line(const std::string& file,
+                   const std::function<bool(std::string_view, const std::string&)>& use) {
+  const std::string text = read_file(file, std::numeric_limits<std::int64_t>::max());
+  std::int64_t number = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+    if (!use(line, fmt::format("{}:{}", file, number))) return;
+  }
+}
+
 Conversations read_conversations(const std::vector<std::string>& files,
                                  const ConversationReader& reader) {
   Conversations all;
   for (const std::string& file : files) {
-    const std::string text = read_file(file, std::numeric_limits<std::int64_t>::max());
     const std::int64_t before = all.count();
-    std::int64_t number = 0;
-    for (std::size_t begin = 0; begin < text.size();) {
-      const std::size_t end = std::min(text.find('\n', begin), text.size());
-      const std::string_view line = std::string_view(text).substr(begin, end - begin);
-      begin = end + 1;
-      ++number;
-      if (line.find_first_not_of(" \t\r") == line.npos) continue;
-      all.add(reader.read(line, fmt::format("{}:{}", file, number)));
-    }
+    for_each_line(file, [&](std::string_view line, const std::string& where) {
+      all.add(reader.read(line, where), where);
+      return true;
+    });
     require<IoError>(all.count() > before, "{} has no line of JSON", file);
   }
   return all;

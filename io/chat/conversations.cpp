@@ -13,7 +13,9 @@ bool is_conversation_file(const std::string& path) {
   return path.ends_with(".jsonl") || path.ends_with(".ndjson");
 }
 
-void Conversations::add(const Conversation& conversation) {
+void Conversations::add(const Conversation& conversation, const std::string& where) {
+  if (!conversation.unlocated.empty())
+    unlocated.emplace_back(count(), fmt::format("{}: {}", where, conversation.unlocated));
   tokens.insert(tokens.end(), conversation.tokens.begin(), conversation.tokens.end());
   has_loss.insert(has_loss.end(), conversation.has_loss.begin(), conversation.has_loss.end());
   ends.push_back(std::ssize(tokens));
@@ -26,7 +28,19 @@ Conversations Conversations::slice(std::int64_t first, std::int64_t last) const 
                      {has_loss.begin() + from, has_loss.begin() + to},
                      {ends.begin() + first, ends.begin() + last}};
   for (std::int64_t& end : part.ends) end -= from;
+  for (const auto& [i, why] : unlocated)
+    if (i >= first && i < last) part.unlocated.emplace_back(i - first, why);
   return part;
+}
+
+std::int64_t Conversations::positions(std::int64_t i, std::int64_t seq_len) const {
+  return std::min(end(i) - begin(i) - 1, seq_len);
+}
+
+std::int64_t Conversations::targets(std::int64_t i, std::int64_t seq_len) const {
+  const auto first = has_loss.begin() + begin(i) + 1;
+  const std::int64_t most = positions(i, seq_len);
+  return most < 1 ? 0 : std::int64_t{std::count(first, first + most, true)};
 }
 
 std::string PackingReport::str() const {
@@ -37,7 +51,10 @@ std::string PackingReport::str() const {
   if (truncated > 0)
     text += fmt::format("; {} conversations are truncated and lose {} tokens (raise model.seq_len)",
                         truncated, lost);
-  if (dropped > 0) text += fmt::format("; {} are dropped: no token with loss is left", dropped);
+  if (dropped > unlocated)
+    text += fmt::format("; {} are dropped: no token with loss is left", dropped - unlocated);
+  if (unlocated > 0)
+    text += fmt::format("; {} are dropped, the first is {}", unlocated, first_unlocated);
   return text;
 }
 
@@ -46,15 +63,12 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const Conversations> da
                                          std::string_view name)
     : data_(std::move(data)), seq_len_(seq_len), order_(order), seed_(seed) {
   require(seq_len_ >= 1, "seq_len must be at least 1, got {}", seq_len_);
-  const auto positions = [&](std::int64_t i) {
-    return std::min(data_->end(i) - data_->begin(i) - 1, seq_len_);
-  };
-  const auto targets = [&](std::int64_t i) {
-    const auto first = data_->has_loss.begin() + data_->begin(i) + 1;
-    return positions(i) < 1 ? 0 : std::int64_t{std::count(first, first + positions(i), true)};
-  };
+  const auto positions = [&](std::int64_t i) { return data_->positions(i, seq_len_); };
+  const auto targets = [&](std::int64_t i) { return data_->targets(i, seq_len_); };
   report_.conversations = data_->count();
   report_.tokens = std::ssize(data_->tokens);
+  report_.unlocated = std::ssize(data_->unlocated);
+  if (!data_->unlocated.empty()) report_.first_unlocated = data_->unlocated.front().second;
   std::vector<std::int64_t> kept;
   for (std::int64_t i = 0; i < data_->count(); ++i) {
     if (targets(i) == 0) {
@@ -70,8 +84,9 @@ ConversationSamples::ConversationSamples(std::shared_ptr<const Conversations> da
   }
   require(!kept.empty(),
           "{} has {} conversations, and none has a token with loss within the first {}; raise "
-          "model.seq_len, or see what has loss with tessera data render",
-          name, data_->count(), seq_len_ + 1);
+          "model.seq_len, or see what has loss with tessera data render{}{}",
+          name, data_->count(), seq_len_ + 1, report_.unlocated > 0 ? "; " : "",
+          report_.first_unlocated);
   const bool shuffled = order_ == DataOrder::Shuffled;
   if (shuffled) std::ranges::stable_sort(kept, std::greater<>(), positions);
 
@@ -112,7 +127,7 @@ void ConversationSamples::for_each_document(std::int64_t row, F f) const {
   std::int64_t position = 0;
   for (std::int64_t k = row == 0 ? 0 : row_ends_[at - 1]; k < row_ends_[at]; ++k) {
     const std::int64_t i = packed_[static_cast<std::size_t>(k)];
-    const std::int64_t count = std::min(data_->end(i) - data_->begin(i) - 1, seq_len_);
+    const std::int64_t count = data_->positions(i, seq_len_);
     f(data_->begin(i), position, count);
     position += count;
   }

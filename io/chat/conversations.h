@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/data/sampler.h"
@@ -17,6 +18,7 @@ bool is_conversation_file(const std::string& path);
 struct Conversation {
   std::vector<std::int32_t> tokens;
   std::vector<bool> has_loss;  ///< of each token: whether the model learns to predict it
+  std::string unlocated = {};  ///< why no token has loss, if the assistant's turns were not found
 };
 
 /// Conversations in memory, in the order of their files.
@@ -24,27 +26,35 @@ struct Conversations {
   std::vector<std::int32_t> tokens = {};
   std::vector<bool> has_loss = {};
   std::vector<std::int64_t> ends = {};  ///< of each conversation, in `tokens`
+  /// Conversations whose turns were not found, ascending, with file and line.
+  std::vector<std::pair<std::int64_t, std::string>> unlocated = {};
 
   std::int64_t count() const { return std::ssize(ends); }
   std::int64_t begin(std::int64_t i) const {
     return i == 0 ? 0 : ends[static_cast<std::size_t>(i) - 1];
   }
   std::int64_t end(std::int64_t i) const { return ends[static_cast<std::size_t>(i)]; }
-  void add(const Conversation& conversation);
+  /// @param where  file and line
+  void add(const Conversation& conversation, const std::string& where = {});
+  /// Positions of a row that a conversation takes, and how many of them have a target with loss.
+  std::int64_t positions(std::int64_t i, std::int64_t seq_len) const;
+  std::int64_t targets(std::int64_t i, std::int64_t seq_len) const;
   /// Conversations [first, last).
   Conversations slice(std::int64_t first, std::int64_t last) const;
 };
 
 /// What became of conversations in rows.
 struct PackingReport {
-  std::int64_t conversations = 0;  ///< in the data
-  std::int64_t tokens = 0;         ///< in the data
-  std::int64_t targets = 0;        ///< predictions with loss in an epoch
-  std::int64_t rows = 0;           ///< in an epoch
-  std::int64_t padding = 0;        ///< unused positions of rows
-  std::int64_t truncated = 0;      ///< conversations that lost their end
-  std::int64_t lost = 0;           ///< tokens of those ends
-  std::int64_t dropped = 0;        ///< conversations left out: no token with loss is left
+  std::int64_t conversations = 0;    ///< in the data
+  std::int64_t tokens = 0;           ///< in the data
+  std::int64_t targets = 0;          ///< predictions with loss in an epoch
+  std::int64_t rows = 0;             ///< in an epoch
+  std::int64_t padding = 0;          ///< unused positions of rows
+  std::int64_t truncated = 0;        ///< conversations that lost their end
+  std::int64_t lost = 0;             ///< tokens of those ends
+  std::int64_t dropped = 0;          ///< conversations left out: no token with loss is left
+  std::int64_t unlocated = 0;        ///< of `dropped`: the assistant's turns were not found
+  std::string first_unlocated = {};  ///< file and line of the first, and why
 
   std::string str() const;
 };

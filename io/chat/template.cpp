@@ -470,7 +470,21 @@ class Renderer {
   Value formatted_date(const std::string& format) const {
     std::ostringstream text;
     text.imbue(std::locale::classic());
-    text << std::put_time(&now_, format.c_str());
+    for (std::size_t i = 0; i < format.size(); ++i) {
+      // glibc's %-d: without leading zeros or spaces.
+      const bool bare = format.compare(i, 2, "%-") == 0;
+      if (bare) ++i;
+      if ((!bare && format[i] != '%') || i + 1 == format.size()) {
+        text << format[i];
+        continue;
+      }
+      std::ostringstream field;
+      field.imbue(std::locale::classic());
+      field << std::put_time(&now_, std::string{'%', format[++i]}.c_str());
+      const std::string value = field.str();
+      const std::size_t first = bare ? value.find_first_not_of("0 ") : 0;
+      text << value.substr(std::min(first, value.size() - (value.empty() ? 0 : 1)));
+    }
     return text.str();
   }
 

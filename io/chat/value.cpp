@@ -133,6 +133,7 @@ class Writer {
     if (const bool* b = std::get_if<bool>(&value.data)) return *b ? "True" : "False";
     if (const std::int64_t* i = value.integer()) return fmt::format("{}", *i);
     if (const double* d = std::get_if<double>(&value.data)) return number_text(*d);
+    if (const auto* wide = std::get_if<std::uint64_t>(&value.data)) return fmt::format("{}", *wide);
     if (value.is_none()) return "None";
     return value.is_undefined() ? "" : fmt::format("<{}>", value.type());
   }
@@ -181,9 +182,17 @@ bool equal_at(const Value& a, const Value& b, Budget& budget, int level) {
 }  // namespace
 
 std::string_view Value::type() const {
-  constexpr std::string_view kNames[] = {
-      "an undefined value", "None",      "a bool", "an int", "a float", "a str", "a list", "a dict",
-      "a namespace",        "a function"};
+  constexpr std::string_view kNames[] = {"an undefined value",
+                                         "None",
+                                         "a bool",
+                                         "an int",
+                                         "a float",
+                                         "a str",
+                                         "a list",
+                                         "a dict",
+                                         "a namespace",
+                                         "a function",
+                                         "an int"};
   return kNames[data.index()];
 }
 
@@ -203,6 +212,7 @@ Value from_json(const OrderedJson& json) {
   constexpr auto kMost = static_cast<std::uint64_t>(INT64_MAX);
   const bool wide = json.is_number_unsigned() && json.get<std::uint64_t>() > kMost;
   if (json.is_number_integer() && !wide) return json.get<std::int64_t>();
+  if (wide) return Value::Data(json.get<std::uint64_t>());
   if (json.is_number()) return Value::Data(json.get<double>());
   return Value::Data(None{});
 }
@@ -233,6 +243,8 @@ bool as_number(const Value& value, double& number) {
     number = static_cast<double>(*i);
   } else if (const double* d = std::get_if<double>(&value.data)) {
     number = *d;
+  } else if (const auto* wide = std::get_if<std::uint64_t>(&value.data)) {
+    number = static_cast<double>(*wide);
   } else {
     return false;
   }

@@ -52,7 +52,8 @@ struct Callable {
 struct Value {
   using Data =
       std::variant<Undefined, None, bool, std::int64_t, double, std::string,
-                   std::shared_ptr<const List>, std::shared_ptr<const Dict>, Namespace, Callable>;
+                   std::shared_ptr<const List>, std::shared_ptr<const Dict>, Namespace, Callable,
+                   std::uint64_t>;  // only above INT64_MAX
   Data data = Undefined{};
 
   Value() = default;

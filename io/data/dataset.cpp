@@ -77,8 +77,9 @@ void open_conversations(Dataset& data, const DatasetOptions& options,
                         const std::vector<std::string>& train,
                         const std::vector<std::string>& val) {
   const ConversationReader reader(
-      data.tokenizer, ChatFormat(*data.tokenizer, options.chat_template,
-                                 parse_chat_date(options.chat_date), "--data.chat_template"));
+      data.tokenizer,
+      ChatFormat(*data.tokenizer, options.chat_template, parse_chat_date(options.chat_date),
+                 "--data.chat_template in train, --chat-template in eval"));
   const auto open = [&](const std::vector<std::string>& files) {
     return std::make_shared<const Conversations>(read_conversations(files, reader));
   };
@@ -153,7 +154,7 @@ Dataset open_dataset(const DatasetOptions& options) {
   data.tokenizer = choose_tokenizer(options, files);
   const bool chats = is_conversation_file(files.front());
   require(chats || options.chat_template.empty(),
-          "data.chat_template is for conversations, and {} is {}; leave the key out", files.front(),
+          "a chat template is for conversations, and {} is {}; leave it out", files.front(),
           kind_of(files.front()));
   if (!options.chat_template.empty())
     data.tokenizer = with_chat_template(data.tokenizer, options.chat_template);

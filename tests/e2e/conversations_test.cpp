@@ -88,7 +88,18 @@ TEST_CASE_FIXTURE(Chats, "the template goes into the export, which answers") {
       json_of({"generate", dir.file("out"), "--messages", messages, "--max-new-tokens", "1"});
   CHECK(tokenizer->decode(more["prompt_tokens"].get<std::vector<std::int32_t>>()) ==
         "<|begin_of_text|>user\na<|endoftext|>assistant\nb<|endoftext|>assistant\n");
+  const auto prompt = [&](const std::string& file) {
+    const auto found =
+        json_of({"generate", dir.file("out"), "--messages", file, "--max-new-tokens=1",
+                 "--chat-template", dir.write("d", "{{ system }}{{ tools[0] }}")});
+    return tokenizer->decode(found["prompt_tokens"].get<std::vector<std::int32_t>>());
+  };
+  CHECK(prompt(dir.write("k.json", R"({"messages":[{"role":"user","content":"a"}],"tools":["t"],)"
+                                   R"("chat_template_kwargs":{"system":"s"}})")) == "st");
+  CHECK(run_to(2, {"generate", dir.file("out"), "--chat", "\x80"}).err.find("--chat") !=
+        std::string::npos);
   CHECK(json_of({"eval", dir.file("out"), "--data", file, "--seq-len", "32"})["targets"] > 0);
+  run_to(2, {"eval", dir.file("out"), "--data", file, "--seq-len=32", "--chat-date=today"});
   const CliResult shown =
       run_to(0, {"data", "render", file, "--tokenizer", dir.file("out"), "--row", "2"});
   CHECK(shown.out ==
@@ -99,4 +110,32 @@ TEST_CASE_FIXTURE(Chats, "a line that is no conversation is named before trainin
   const std::string bad = dir.write("bad.jsonl", "{\"text\":\"a\"}\n{\"question\":\"a\"}\n");
   const CliResult result = run_to(3, train("bad", 1, 2, bad.c_str()));
   CHECK(result.err.find("bad.jsonl:2: expected an object with \"messages\"") != std::string::npos);
+  // Another row is still shown.
+  CHECK(run_to(0, {"data", "render", bad, "--tokenizer=bytes", "--row=1"}).out == "[[a]]\n");
+  run_to(3, {"data", "render", bad, "--tokenizer=bytes", "--row=2"});
+}
+
+TEST_CASE_FIXTURE(Chats, "a run goes on without validation if its split has no token with loss") {
+  std::string lines = io::read_file(file, 1 << 20);
+  for (int i = 0; i < 5; ++i)
+    lines += R"({"messages":[{"role":"user","content":"a"}]})"
+             "\n";
+  const std::string data = dir.write("val.jsonl", lines);
+  const CliResult result =
+      run_to(0, joined(train("val", 1, 2, data.c_str()), {"--data.val_fraction=0.05"}));
+  CHECK(result.err.find("note: no validation: 0.05 of the conversations are 4, without a token") !=
+        std::string::npos);
+}
+
+TEST_CASE_FIXTURE(Chats, "a resumed run keeps the date of its template") {
+  dir.write("chat.jinja", std::string("{{ strftime_now('%Y') }}") + kTemplate);
+  const auto dated = [&](const std::string& run, int steps, const std::vector<std::string>& more) {
+    return joined(train(run, 1, steps), more);
+  };
+  const std::string date = "--data.chat_date=1999-01-01";
+  run_to(0, dated("whole", 8, {date}));
+  run_to(0, dated("parts", 4, {date}));
+  run_to(0, dated("parts", 8, {}));
+  CHECK(read_metrics(dir.file("whole")).steps.back().loss ==
+        read_metrics(dir.file("parts")).steps.back().loss);
 }

@@ -92,10 +92,101 @@ TEST_CASE("loss is on the assistant's turns with their ends") {
   CHECK(shown("{{ messages | length }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% "
               "endfor %}",
               kTwoTurns) == "4<user>a</><assistant>[b \n</>]<user>c</><assistant>[d</>]");
-  CHECK_THROWS_HOLDING(
-      IoError, "f:1: message 2: its tokens can't be found",
-      shown("{% for m in messages %}{{ loop.length }}{{ m.content | length }}{% endfor %}",
-            kTwoTurns));
+}
+
+TEST_CASE("turns are found where a template shows them differently later") {
+  // Reasoning is shown in the last turn only, and a tool call has no content to search.
+  constexpr const char* kThinks =
+      "{% for m in messages %}<|{{ m.role }}|>\n"
+      "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+      "{{ m.content.split('</think>')[-1].lstrip('\n') if m.content }}"
+      "{% for c in m.tool_calls or [] %}{{ '\n' if m.content }}[call]{{ c.name }}{% endfor "
+      "%}<|end|>\n"
+      "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n"
+      "{% if thinks is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
+  for (const char* content : {R"("")", "null"})
+    CHECK(shown(kThinks, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant",)"
+                         R"("content":)" +
+                             std::string(content) +
+                             R"(,"tool_calls":[{"name":"f"}]},{"role":"tool","content":"2"},)"
+                             R"({"role":"assistant","content":"b"}]})") ==
+          "<|user|>\na<|end|>\n<|assistant|>\n[[call]f<|end|>\n]<|tool|>\n2<|end|>\n"
+          "<|assistant|>\n[<think>\n\n</think>\n\nb<|end|>\n]");
+  CHECK(shown(kThinks, R"({"messages":[{"role":"user","content":"a"},)"
+                       R"({"role":"assistant","content":"<think>\nr\n</think>\n\n"},)"
+                       R"({"role":"user","content":"c"},{"role":"assistant","content":"d"}]})") ==
+        "<|user|>\na<|end|>\n<|assistant|>\n[<|end|>\n]<|user|>\nc<|end|>\n<|assistant|>\n"
+        "[<think>\n\n</think>\n\nd<|end|>\n]");
+  // Reasoning and an answer in one text, whose begin is not shown, after a turn that is shown differently.
+  CHECK(shown(kThinks, R"({"messages":[{"role":"assistant","content":"a"},)"
+                       R"({"role":"assistant","content":"<think>\nr\n</think>\n\nb"},)"
+                       R"({"role":"user","content":"c"}]})") ==
+        "<|assistant|>\n[a<|end|>\n]<|assistant|>\n[b<|end|>\n]<|user|>\nc<|end|>\n");
+  // The assistant begins; a template that refuses an empty list of messages.
+  CHECK(shown(std::string("{{ 'S' if messages[0].role == 'x' }}") + kTemplate,
+              R"({"messages":[{"role":"assistant","content":"a"},{"role":"user","content":"b"},)"
+              R"({"role":"assistant","content":"c"}]})") ==
+        "<assistant>[a</>\n]<user>b</>\n<assistant>[c</>\n]");
+  // No generation prompt follows a system message alone.
+  CHECK(shown("{{ messages[0].content }}{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }}"
+              "{{ '<assistant>' if loop.last and add_generation_prompt }}{% endfor %}",
+              R"({"messages":[{"role":"system","content":"s"},)"
+              R"({"role":"assistant","content":"a"}]})") == "s<assistant>[a]");
+  // The prompt has an end of thinking that the completion lacks.
+  CHECK(shown(kThinks, R"({"prompt":[{"role":"user","content":"a"}],"completion":[)"
+                       R"({"role":"assistant","content":"b"},{"role":"user","content":"c"}],)"
+                       R"("chat_template_kwargs":{"thinks":false}})") ==
+        "<|user|>\na<|end|>\n<|assistant|>\n[b<|end|>\n<|user|>\nc<|end|>\n]");
+}
+
+TEST_CASE("no marker is split between a turn and its surroundings") {
+  constexpr const char* kPhi =
+      "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+      "{{ '<|assistant|>\n<think>' if add_generation_prompt else '<|endoftext|>' }}";
+  CHECK(shown(kPhi, R"({"messages":[{"role":"user","content":"a"},)"
+                    R"({"role":"assistant","content":"<b>"},{"role":"user","content":"c"},)"
+                    R"({"role":"assistant","content":"<d>"}]})") ==
+        "<|user|>\na<|end|>\n<|assistant|>\n[<b><|end|>\n]<|user|>\nc<|end|>\n<|assistant|>\n"
+        "[<d><|end|>\n<|endoftext|>]");
+  // A line's end that the last turn lacks.
+  CHECK(shown("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ '\n' if not loop.last }}"
+              "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+              R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},)"
+              R"({"role":"assistant","content":"c"}]})") ==
+        "<|user|>\na\n<|assistant|>\n[b]\n<|assistant|>\n[c]");
+  // A special token that does not look like a marker.
+  const auto path = test::source_path("tests/io/tokenizer/fixtures/llama3.json");
+  Json json = parse_json(read_file(path, 1 << 20), path);
+  for (const char* text : {"@@end", "@@eot"}) {
+    Json token = json["added_tokens"].front();
+    token["content"] = text;
+    token["id"] = json["model"]["vocab"].size() + json["added_tokens"].size();
+    json["added_tokens"].push_back(token);
+  }
+  const TempDir dir;
+  const TokenizerPtr tokenizer = load_tokenizer(dir.write("tokenizer.json", json.dump()));
+  const Conversation found = reader_of(
+                                 "{% for m in messages %}{{ m.content }}"
+                                 "{{ '@@end' if loop.last else '@@eot' }}{% endfor %}",
+                                 tokenizer)
+                                 .read(kTwoTurns, "f");
+  CHECK(shown(found, *tokenizer) == "a@@eot[b \n]@@eotc@@eot[d@@end]");
+}
+
+TEST_CASE("a conversation whose turns are not found is dropped, with its line") {
+  const TempDir dir;
+  const std::string file =
+      dir.write("c.jsonl", std::string(R"({"text":"abc"})") + "\n" + kTwoTurns + "\n" + kTwoTurns);
+  const auto all = std::make_shared<const Conversations>(read_conversations(
+      {file}, reader_of("{% for m in messages %}{{ loop.length }}{{ m.content | length }}{% "
+                        "endfor %}")));
+  const PackingReport report = ConversationSamples(all, 8, DataOrder::Shuffled, 1).report();
+  CHECK(report.conversations == 3);
+  CHECK(report.dropped == 2);
+  CHECK(report.unlocated == 2);
+  CHECK(report.str().find("; 2 are dropped, the first is " + file +
+                          ":2: message 2: its tokens can't be found") != std::string::npos);
+  CHECK(all->slice(2, 3).unlocated.front().first == 0);
 }
 
 TEST_CASE("prompt and completion, text, tools and variables of a line") {
@@ -140,9 +231,15 @@ TEST_CASE("turns end with the special token after them") {
   const TempDir dir;
   const ChatFormat format(
       *tokenizer,
-      dir.write("t", "{% for m in messages %}{{ m.content }}\n{{ eos_token }}{% endfor %}"),
+      dir.write("t",
+                "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+                "{% for m in messages %}{{ m.content }}\n{{ bos_token }}{% endfor %}"),
       parse_chat_date(kChatDate), "");
-  CHECK(format.turn_ends(*tokenizer) == std::vector<std::int32_t>{1});
+  const auto ends = [&](const char* role) {
+    return format.turn_ends(*tokenizer, {{"messages", chat::List{chat::Dict{{"role", role}}}}});
+  };
+  CHECK(ends("system") == std::vector<std::int32_t>{0});
+  CHECK(ends("user") == std::vector<std::int32_t>{1});  // refused: the end of text
 }
 
 TEST_CASE("the template comes from the tokenizer's files, in transformers' order") {
@@ -274,6 +371,6 @@ TEST_CASE("a dataset of conversations is split by conversations and not mixed wi
                        open_dataset({.train = {file}, .val = {dir.write("t.txt", "a")}}));
   CHECK_THROWS_HOLDING(InvalidArgument, "takes its characters from text",
                        open_dataset({.train = {file}, .tokenizer = "chars"}));
-  CHECK_THROWS_HOLDING(InvalidArgument, "data.chat_template is for conversations",
+  CHECK_THROWS_HOLDING(InvalidArgument, "a chat template is for conversations",
                        open_dataset({.train = {dir.file("t.txt")}, .chat_template = file}));
 }

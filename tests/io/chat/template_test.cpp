@@ -90,6 +90,19 @@ TEST_CASE("errors name the template, the line and what is wrong") {
   fails("\xFF", "t: byte 0 is not valid UTF-8");
 }
 
+TEST_CASE("dates without padding, whole numbers of 64 bits, and text that is not UTF-8") {
+  const auto day = [](const char* format) {
+    return chat::Template(fmt::format("{{{{ strftime_now('{}') }}}}", format), "t")
+        .render({}, parse_chat_date("2024-07-05"))
+        .text;
+  };
+  CHECK(day("%-d/%-m/%y %d %e 100%") == "5/7/24 05  5 100%");
+  CHECK(day("%-H:%-M %B") == "0:0 July");
+  CHECK(render("{{ x | tojson }} {{ x > 1 }} {{ x is number }}", {{"x", 12345678901234567890U}}) ==
+        "12345678901234567890 True True");
+  CHECK(chat::Template("{{ x | trim }}", "t").render({{"x", "\x80\x80"}}, kDay).text.size() <= 2);
+}
+
 TEST_CASE("work, depth and size of a rendering are bounded") {
   const auto fails = [](const std::string& text, const char* what) {
     CAPTURE(text.substr(0, 60));

@@ -49,18 +49,29 @@ int run_render(const RenderCommand& options) {
   const io::ConversationReader reader(
       tokenizer, io::ChatFormat(*tokenizer, options.chat_template,
                                 io::parse_chat_date(options.date), "--chat-template"));
-  const auto all =
-      std::make_shared<const io::Conversations>(io::read_conversations({options.file}, reader));
-  require(options.row <= all->count(), "--row {}: {} has {} conversations", options.row,
-          options.file, all->count());
+  // A row is shown even if another one is wrong.
+  const bool only_row = options.row > 0 && options.seq_len == 0;
+  std::int64_t count = 0;
+  io::Conversations read;
+  io::for_each_line(options.file, [&](std::string_view line, const std::string& where) {
+    ++count;
+    if (!only_row || count == options.row) read.add(reader.read(line, where), where);
+    return !only_row || count < options.row;
+  });
+  require<IoError>(count > 0, "{} has no line of JSON", options.file);
+  require(options.row <= count, "--row {}: {} has {} conversations", options.row, options.file,
+          count);
+  for (const auto& found : read.unlocated) fmt::print(stderr, "tessera: {}\n", found.second);
+  const auto all = std::make_shared<const io::Conversations>(std::move(read));
   if (options.seq_len > 0) {
     const io::ConversationSamples rows(all, options.seq_len, io::DataOrder::Shuffled, 0,
                                        options.file);
     fmt::print(stderr, "tessera: {}\n", rows.report().str());
   }
   const bool color = detect_console(STDOUT_FILENO).color;
-  const std::int64_t first = options.row == 0 ? 0 : options.row - 1;
-  for (std::int64_t i = first; i < (options.row == 0 ? all->count() : options.row); ++i) {
+  const bool one_of_all = options.row > 0 && !only_row;
+  const std::int64_t first = one_of_all ? options.row - 1 : 0;
+  for (std::int64_t i = first; i < (one_of_all ? options.row : all->count()); ++i) {
     const std::int64_t begin = all->begin(i), end = all->end(i);
     const io::Conversation one{{all->tokens.begin() + begin, all->tokens.begin() + end},
                                {all->has_loss.begin() + begin, all->has_loss.begin() + end}};

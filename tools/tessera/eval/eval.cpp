@@ -20,6 +20,7 @@ struct Options {
   std::string model;
   std::vector<std::string> data;
   std::string tokenizer, chat_template;
+  std::string chat_date = io::kChatDate;
   std::int64_t batch = 8;
   std::int64_t seq_len = 0;
   std::int64_t max_rows = 0;
@@ -47,7 +48,8 @@ int run(const Options& options) {
                         .fixed_tokenizer = loaded.tokenizer,
                         .refuse_text = loaded.tokenizer == nullptr && options.tokenizer.empty(),
                         .no_tokenizer = loaded.no_tokenizer,
-                        .chat_template = options.chat_template});
+                        .chat_template = options.chat_template,
+                        .chat_date = options.chat_date});
   const auto warn = [](const std::string& text) {
     std::cerr << fmt::format("tessera: warning: {}\n", text);
   };
@@ -136,6 +138,9 @@ Command add_eval(CLI::App& parent) {
                   "For text, if the model has none: bytes, chars, a tokenizer file or directory");
   app->add_option("--chat-template", options->chat_template,
                   "For conversations: a file with a chat template; default: the model's");
+  app->add_option("--chat-date", options->chat_date,
+                  "Date that the template gets from strftime_now")
+      ->capture_default_str();
   app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's context length")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));

@@ -11,7 +11,8 @@
 
 #include "core/base/clock.h"
 #include "io/base/file.h"
-#include "io/chat/chat_format.h"
+#include "io/chat/conversation_reader.h"
+#include "io/tokenizer/unicode.h"
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/model/text_generation.h"
 
@@ -37,15 +38,23 @@ std::vector<std::int32_t> chat_prompt(const Options& options, const io::Tokenize
   std::tm local{};
   ::localtime_r(&now, &local);
   const io::ChatFormat format(tokenizer, options.chat_template, local, "--chat-template");
+  const std::size_t malformed = io::find_malformed_utf8(options.chat);
+  require(malformed == options.chat.npos, "--chat: byte {} is not valid UTF-8", malformed);
   io::OrderedJson json{{"messages", {{{"role", "user"}, {"content", options.chat}}}}};
   if (!options.messages.empty()) {
     json = io::parse_ordered_json(io::read_file(options.messages, 64 << 20), options.messages);
     if (json.is_array()) json = io::OrderedJson{{"messages", json}};
-    require(json.is_object() && json.contains("messages") && json["messages"].is_array(),
+    require(json.is_object() && json.contains("messages"),
             "{}: expected a list of messages, or an object with \"messages\"", options.messages);
   }
-  ends = format.turn_ends(tokenizer);
-  return tokenizer.encode(format.render(*io::chat::from_json(json).dict(), true).text, "--chat");
+  io::chat::Dict conversation;
+  try {
+    conversation = io::template_variables(json, {"messages"});
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("{}: {}", options.messages, error.what());
+  }
+  ends = format.turn_ends(tokenizer, conversation);
+  return tokenizer.encode(format.render(conversation, true).text, "--chat");
 }
 
 int run(const Options& options) {

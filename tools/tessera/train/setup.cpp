@@ -320,6 +320,9 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
                                  : "init_from is " + config.lora.init_from);
     stored = adopt_known(config);
   }
+  if (resume && !config.given.contains("data.chat_date"))
+    config.data.chat_date = nlohmann::json::parse(setup.state.config)
+                                .value("/data/chat_date"_json_pointer, config.data.chat_date);
   const bool tokenizer_given = config.given.contains("data.tokenizer");
   const bool by_name = config.data.tokenizer == "bytes" || config.data.tokenizer == "chars";
   if (tokenizer && tokenizer_given) {
@@ -360,9 +363,18 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
                                                 seed, "the training data");
   }
-  if (setup.dataset.val_conversations) {
-    setup.val = pack(setup.dataset.val_conversations, io::DataOrder::Sequential,
-                     "the validation data", setup.val_packing);
+  const auto& val = setup.dataset.val_conversations;
+  const auto has_targets = [&] {
+    for (std::int64_t i = 0; i < val->count(); ++i)
+      if (val->targets(i, config.model.seq_len) > 0) return true;
+    return false;
+  };
+  if (val && config.data.val.empty() && !has_targets()) {
+    setup.notes.push_back(fmt::format(
+        "note: no validation: {} of the conversations are {}, without a token with loss",
+        config.data.val_fraction, val->count()));
+  } else if (val) {
+    setup.val = pack(val, io::DataOrder::Sequential, "the validation data", setup.val_packing);
   } else if (setup.dataset.val && setup.dataset.val->size() > config.model.seq_len) {
     setup.val =
         std::make_unique<io::Sampler>(setup.dataset.val, config.model.seq_len,
@@ -427,7 +439,8 @@ nlohmann::ordered_json to_json(const io::PackingReport& report) {
           {"padding", report.padding},
           {"truncated", report.truncated},
           {"lost_tokens", report.lost},
-          {"dropped", report.dropped}};
+          {"dropped", report.dropped},
+          {"unlocated", report.unlocated}};
 }
 
 std::int64_t prompt_tokens(const RunSetup& setup) {
