@@ -2,8 +2,8 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/rng.h"
-#include "core/ops/elementwise.h"
 #include "core/nn/lora.h"
+#include "core/ops/elementwise.h"
 #include "tests/support/gradcheck.h"
 
 using namespace tessera;
