@@ -44,7 +44,7 @@ Tensor top_k(const Tensor& x, std::int64_t k) {
   check_rows(kName, "x", x);
   require(k >= 1 && k <= x.dim(1), "{}: k must be in 1..{}, the columns of x, got {}", kName,
           x.dim(1), k);
-  const Tensor index =
+  Tensor index =
       Tensor::empty(context, {x.dim(0), k}, DType::I32, MemoryCategory::Activations, kName);
   kernels::top_k(*context, {x.view(), index.view()});
   return index;
@@ -66,8 +66,8 @@ Grouping group_by_expert(const Tensor& experts, std::int64_t count, DType count_
   const auto list = [&](std::int64_t size, DType dtype) {
     return Tensor::empty(context, {size}, dtype, MemoryCategory::Activations, kName);
   };
-  const Grouping result{list(pairs, DType::I32), list(pairs, DType::I32),
-                        list(count + 1, DType::I32), list(count, count_dtype)};
+  Grouping result{list(pairs, DType::I32), list(pairs, DType::I32), list(count + 1, DType::I32),
+                  list(count, count_dtype)};
   kernels::group_pairs(*context, {experts.view(), result.order.view(), result.place.view(),
                                   result.offsets.view(), result.counts.view()});
   return result;

@@ -60,9 +60,10 @@ Value normalized(const Value& message) {
 
 const List& messages_of(const Dict& conversation) {
   const Value* const messages = chat::find(conversation, "messages");
-  require(messages != nullptr && messages->list() != nullptr && !messages->list()->empty(),
+  const List* const list = messages == nullptr ? nullptr : messages->list();
+  require(list != nullptr && !list->empty(),
           "\"messages\" must be a list of messages that is not empty");
-  return *messages->list();
+  return *list;
 }
 
 bool is_assistant(const Value& message) {

@@ -14,7 +14,6 @@ namespace {
 using chat::Dict;
 using chat::List;
 using chat::Rendering;
-using chat::Value;
 using Ids = std::vector<std::int32_t>;
 using Span = std::pair<std::size_t, std::size_t>;
 
