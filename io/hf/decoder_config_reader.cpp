@@ -211,8 +211,8 @@ std::vector<std::int64_t> usual_full_layers(const Json& model, const Settings& c
                                  : config.size(windows.full_every_key, windows.full_every);
   const auto first_windowed = static_cast<std::int64_t>(
       std::clamp<double>(config.number("max_window_layers", 28), 0, kMaxLayers));
-  const auto without_rotary = model.value("layers_without_rotary", std::vector<std::int64_t>{});
-  if (windows.layers == Layers::Rotary) return without_rotary;
+  if (windows.layers == Layers::Rotary)
+    return model.value("layers_without_rotary", std::vector<std::int64_t>{});
   std::vector<std::int64_t> full;
   for (std::int64_t i = 0; i < model.at("n_layer"); ++i)
     if ((windows.layers == Layers::AllButEvery && (i + 1) % every == 0) ||

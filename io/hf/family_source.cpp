@@ -196,7 +196,7 @@ void FamilySource::add(const HfFamily& family, const HfTensor& tensor, Places& p
     if (!(shape == info.shape)) return;
     require<Unsupported>(
         part.dtype == info.dtype, "{}: {} is {}, but {} is {}; tessera needs one dtype for both",
-        path().string(), part.name, part.dtype, found.front()->second->name, info.dtype);
+        source_->path().string(), part.name, part.dtype, found.front()->second->name, info.dtype);
     info.shape[0] += part.shape[0];
   }
   for (const Places::iterator& at : found) {
