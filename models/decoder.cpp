@@ -228,7 +228,7 @@ Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale,
   const auto loss_of = [this, scale](const Tensor& h, const Tensor& t) {
     return ops::linear_cross_entropy(h, head_weight(), t, scale, 0, arch().logits_softcap);
   };
-  const Tensor loss = nn::unit({&head()}, loss_of, x, targets.alias({rows}, {1}, 0));
+  Tensor loss = nn::unit({&head()}, loss_of, x, targets.alias({rows}, {1}, 0));
   if (balance.layers == 0) return loss;
   const auto weight = static_cast<double>(packing.targets < 0 ? rows : packing.targets) * scale;
   return ops::add(loss, balance_loss(balance, rows, weight));

@@ -109,7 +109,7 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
                              "{}",
                              archive.name(), name, tensor.dtype_name, block.box.shape,
                              block.box.offsets, stored.dtype, stored.shape);
-  const Location location = location_of(stored, block.offset);
+  Location location = location_of(stored, block.offset);
   const std::lock_guard lock(mutex_);
   locations_[number] = location;
   return location;

@@ -28,7 +28,7 @@ std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::
       const std::string dtype(tensor.dtype);
       const Shape shape = tensor.shape;
       source->add(name, dtype, safetensors_from_torch(dtype), shape,
-                  {{whole, number, 0, 0, std::make_shared<const TorchTensor>(std::move(tensor))}});
+                  {{whole, number, 0, 0, std::make_shared<const TorchTensor>(tensor)}});
     }
     objects.insert(objects.end(), dict.objects.begin(), dict.objects.end());
   }

@@ -16,7 +16,7 @@ using models::Decoder;
 
 namespace {
 
-constexpr Arch kSmall{.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
+const Arch kSmall{.n_layer = 2, .n_head = 3, .n_embd = 24, .vocab_size = 31, .seq_len = 16};
 
 std::shared_ptr<Context> make_model(Decoder& model, DType dtype = DType::F32) {
   auto context = Context::create({.threads = 2});

@@ -171,7 +171,7 @@ TEST_CASE("targets are names, paths or patterns; one that matches nothing lists 
   const Json file = Json::parse(
       io::read_file(test::source_path("tests/golden/lora.json"), std::int64_t{1} << 24));
   const test::Case c(file.at("cases")[0]);
-  const auto count = [&](std::vector<std::string> targets) {
+  const auto count = [&](const std::vector<std::string>& targets) {
     return io::lora_layers(c.config, targets).size();
   };
   CHECK(count({"all-linear"}) == 14);

@@ -23,7 +23,7 @@ constexpr const char* kTemplate =
     "{% if add_generation_prompt %}<assistant>{% endif %}";
 
 ConversationReader reader_of(const std::string& text,
-                             TokenizerPtr tokenizer = make_byte_tokenizer()) {
+                             const TokenizerPtr& tokenizer = make_byte_tokenizer()) {
   const TempDir dir;
   const ChatFormat format(*tokenizer, text.empty() ? "" : dir.write("t.jinja", text),
                           parse_chat_date(kChatDate), "--data.chat_template");

@@ -38,7 +38,7 @@ TEST_CASE("settings that a family's class ignores change nothing") {
 TEST_CASE("what an export writes is read back as the same model") {
   const auto check = [](const std::string& type, const Json& changes) {
     const Json section = section_of(type, changes);
-    const Json exported = decoder_config_to_hf(section, DType::F32);
+    Json exported = decoder_config_to_hf(section, DType::F32);
     CHECK(decoder_config_from_hf(exported, "exported") == section);
     return exported;
   };
