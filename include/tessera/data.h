@@ -5,7 +5,7 @@
 ///     const auto data = io::open_dataset({.train = {"data/*.bin"}});
 ///     const io::Sampler sampler(data.train, 1024, io::DataOrder::Shuffled, 1);
 ///
-/// Of conversations (.jsonl), data.conversations is set instead, for io::ConversationSamples.
+/// Conversations (.jsonl) are in data.conversations instead, and io::ConversationSamples packs them.
 
 #include "io/chat/conversations.h"
 #include "io/data/dataset.h"

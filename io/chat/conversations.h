@@ -43,7 +43,7 @@ struct Conversations {
   Conversations slice(std::int64_t first, std::int64_t last) const;
 };
 
-/// What became of conversations in rows.
+/// Counts of packed, truncated and dropped conversations.
 struct PackingReport {
   std::int64_t conversations = 0;    ///< in the data
   std::int64_t tokens = 0;           ///< in the data

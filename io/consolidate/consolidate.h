@@ -40,7 +40,7 @@ struct ConsolidateOptions {
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
   /// selected with their weight. Empty: exports all.
   std::vector<std::string> tensors;
-  /// Of LoRA adapters: write the base's weights with the adapters', not the adapters alone.
+  /// Write the weights of a base with LoRA adapters merged into them, not the adapters alone.
   bool merge_lora = false;
   /// MODEL of the frozen weights of adapters; empty: the one that they name.
   fs::path base;

@@ -88,7 +88,7 @@ TEST_CASE("recompute of several results: any of them may be used, and one may ho
     const Tensor h = ops::gelu(in[0]);
     return std::vector<Tensor>{h, places, Tensor(), ops::add(h, in[1]), in[1]};
   };
-  // Of results 0, 3 and 4, those whose bit is set.
+  // Bits choose which of results 0, 3 and 4 are used.
   for (const int used : {0b001, 0b010, 0b100, 0b011, 0b111}) {
     CAPTURE(used);
     CHECK(gradcheck(

@@ -37,7 +37,7 @@ std::string script_of(const fs::path& page) {
   return script;
 }
 
-// What the pages take for granted, made small: models, text, shards.
+// Directory with small versions of the models, texts and shards that the pages name.
 struct Kitchen : Fixture {
   Kitchen() {
     dir.write("notes.txt", "The meeting is at noon.\n" + make_text());

@@ -406,7 +406,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     require(setup.model.seq_len == stored->seq_len,
             "LoRA keeps the sizes of its model, which has {} positions; model.seq_len is {}",
             stored->seq_len, setup.model.seq_len);
-    // Of a run, the checkpoint that was opened.
+    // A run may save again, so its opened checkpoint is recorded.
     const io::CheckpointReader* const base = setup.init_from->checkpoint();
     lora.base =
         absolute_path(base == nullptr ? io::fs::path(config.model.init_from) : base->path());

@@ -28,7 +28,7 @@ struct RunSetup {
   io::Dataset dataset;
   std::unique_ptr<io::Samples> train;
   std::unique_ptr<io::Samples> val;  ///< null: no validation data
-  /// Of conversations.
+  /// Packing of conversations; empty for other data.
   std::optional<io::PackingReport> packing, val_packing;
 
   std::optional<io::CheckpointReader> resume;  ///< checkpoint to resume from
