@@ -24,13 +24,14 @@ Tensor part_of(const std::shared_ptr<Storage>& storage, std::int64_t begin, std:
 
 FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
                    const std::shared_ptr<Context>& context, const std::shared_ptr<Context>& host,
-                   std::function<void(FlatUnit&)> demand)
+                   std::function<void(FlatUnit&)> demand, std::function<void()> make_room)
     : parameters_(unit.parameters),
       spec_(spec),
       context_(context),
       shard_(mesh.shard()),
       replicate_(mesh.replicate()),
       demand_(std::move(demand)),
+      make_room_(std::move(make_room)),
       layout_(layout_of(unit, shard_.world_size())),
       trainable_(unit.parameters.front()->tensor.requires_grad()) {
   splits_parameters_ = splits() && spec.parameters == Hold::Split;
@@ -141,6 +142,7 @@ void FlatUnit::supply(Storage& storage) {
       "gradients of unit '{}' were used after they had been reduced: a parameter of it was used "
       "outside of nn::unit",
       name());
+  make_room_();
   whole_gradient_->materialize();
 }
 

@@ -38,9 +38,10 @@ class FlatUnit final : private StorageSupplier {
   /// Binds the unit's parameters, which are all trainable or all frozen. `mesh` must outlive this.
   /// @param host    context of offloaded masters; null: not offloaded
   /// @param demand  called when a parameter is read that is not gathered; gathers the unit
+  /// @param make_room  called before the whole gradient buffer is allocated
   FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
            const std::shared_ptr<Context>& context, const std::shared_ptr<Context>& host,
-           std::function<void(FlatUnit&)> demand);
+           std::function<void(FlatUnit&)> demand, std::function<void()> make_room);
   /// Aborts a running collective that uses the unit's buffers.
   ~FlatUnit() override;
   FlatUnit(const FlatUnit&) = delete;
@@ -108,6 +109,7 @@ class FlatUnit final : private StorageSupplier {
   Communicator& shard_;
   Communicator& replicate_;
   std::function<void(FlatUnit&)> demand_;
+  std::function<void()> make_room_;
   ShardLayout layout_;
   bool trainable_, splits_parameters_, splits_gradients_;
 

@@ -22,6 +22,9 @@ struct ShardSpec {
   bool reshard_after_forward = true;
   /// Units gathered in advance, to hide a slow network; each takes the memory of a unit.
   int gather_ahead = 1;
+  /// Units whose whole gradients may wait for their reduction while the next unit's are computed. With
+  /// 0, backward waits before it writes gradients; recomputation still overlaps with the reduction.
+  int reduce_behind = 1;
 
   DType compute = DType::F32;  ///< parameters that the model reads: f32 or bf16
   /// Weights that are updated and saved: f32, or bf16 if that is the compute dtype (updates are then

@@ -88,7 +88,8 @@ ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec&
     if (unit.parameters.empty()) return;
     units_.push_back(std::make_unique<FlatUnit>(
         unit, spec, mesh, context, state_context_ == context ? nullptr : state_context_,
-        [this](FlatUnit& flat) { demand(flat); }));
+        [this](FlatUnit& flat) { demand(flat); },
+        [this] { drain_reductions(spec_.reduce_behind); }));
     FlatUnit& flat = *units_.back();
     for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
   };
@@ -320,7 +321,7 @@ void ShardedModel::after_forward(std::span<nn::Module* const> modules,
 void ShardedModel::after_backward(const Units& units) {
   for (FlatUnit* unit : units) {
     if (--unit->outstanding > 0) continue;
-    if (unit->is_trainable()) drain_reductions();
+    if (unit->is_trainable()) drain_reductions(std::max(spec_.reduce_behind - 1, 0));
     start_reduce(*unit);
   }
 }
@@ -356,16 +357,19 @@ void ShardedModel::start_reduce(FlatUnit& unit) {
   reducing_.push_back(&unit);
 }
 
-// The sums over replicas may take until the end of the micro-batch.
-void ShardedModel::drain_reductions() {
-  for (FlatUnit* unit : std::exchange(reducing_, {})) {
+// Waits until at most `most` units are being reduced. The sums over replicas may take until the end
+// of the micro-batch.
+void ShardedModel::drain_reductions(int most) {
+  while (std::ssize(reducing_) > most) {
+    FlatUnit* const unit = reducing_.front();
+    reducing_.erase(reducing_.begin());
     unit->finish_reduce();
     replicating_.push_back(unit);
   }
 }
 
 void ShardedModel::finish_reductions() {
-  drain_reductions();
+  drain_reductions(0);
   for (FlatUnit* unit : std::exchange(replicating_, {})) unit->finish_replicate();
 }
 
@@ -379,7 +383,7 @@ void ShardedModel::end_micro_batch() {
   // Units that did not run take part with zeros.
   for (const auto& unit : units_) {
     if (unit->is_reduced()) continue;
-    drain_reductions();
+    drain_reductions(0);
     start_reduce(*unit);
   }
   finish_reductions();

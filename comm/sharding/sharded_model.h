@@ -121,7 +121,7 @@ class ShardedModel final : public nn::UnitRuntime {
   void after_backward(const Units& units);
   void begin_phase(Phase phase);
   void start_reduce(FlatUnit& unit);
-  void drain_reductions();
+  void drain_reductions(int most);
   void finish_reductions();
 
   nn::Module& model_;

@@ -94,6 +94,7 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
   if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);
   add_number("shard.gather_ahead", draw.number(0, 3));
+  add_number("shard.reduce_behind", draw.number(0, 2));
   add("shard.units", draw.one_of({"block", "block", "2K", "1B",
                                   has_experts ? "layers.*.mlp.experts.*,layers.0.attention"
                                               : "h.*.mlp,h.0.attn"}));

@@ -246,6 +246,29 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
   for (const auto& [ahead, values] : gradients) CHECK(values == gradients.at(1));
 }
 
+TEST_CASE("fewer units being reduced take less memory, and do not change the numbers") {
+  std::map<int, std::vector<float>> gradients;
+  std::map<int, std::int64_t> peaks;
+  std::mutex mutex;
+  for (const int behind : {0, 1, 2, 100}) {
+    run_ranks(2, [&](int rank, const auto& context, comm::Communicator& communicator) {
+      Chain chain(64, 6);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {.reduce_behind = behind}, context);
+      sharded.load(fill);
+      micro_step(chain, sharded, context, true, true, 0.1);
+      if (rank != 0) return;
+      const std::lock_guard lock(mutex);
+      gradients[behind] = sharded.units()[3]->gradient().template to_vector<float>();
+      peaks[behind] = context->ledger().usage(MemoryCategory::Gradients).peak;
+    });
+  }
+  for (const auto& [behind, values] : gradients) CHECK(values == gradients.at(1));
+  const std::int64_t unit_bytes = 64 * 64 * 4;
+  CHECK(peaks.at(1) >= peaks.at(0) + unit_bytes / 2);
+  CHECK(peaks.at(2) >= peaks.at(1) + unit_bytes / 2);
+}
+
 TEST_CASE("a parameter can be read within a unit only, or while the whole model is gathered") {
   run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
     Chain chain(8, 2);

@@ -89,6 +89,7 @@ struct Config {
     std::string gradient_dtype = "f32";
     std::string reduce_dtype = "f32";
     std::int64_t gather_ahead = 1;
+    std::int64_t reduce_behind = 1;
     std::string offload = "none";
     std::int64_t check_replicas_every = 100;  ///< steps; 0: never
   } shard;

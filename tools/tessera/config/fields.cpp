@@ -149,6 +149,8 @@ std::vector<Field> make_fields() {
       text(KEY(shard.gradient_dtype), "dtype of gradients before their reduction", {"f32", "bf16"}),
       text(KEY(shard.reduce_dtype), "dtype in which gradients are sent", {"f32", "bf16"}),
       number(KEY(shard.gather_ahead), 0, 1 << 20, "units to gather ahead of the one in use"),
+      number(KEY(shard.reduce_behind), 0, 1 << 20,
+             "units being reduced while the next one's gradients are computed; 0 saves memory"),
       text(KEY(shard.offload),
            "optimizer: with a GPU, keep and update master weights and moments in host memory",
            {"none", "optimizer"}),

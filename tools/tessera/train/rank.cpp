@@ -332,12 +332,14 @@ void Rank::write_profile() {
   trace_.reset();
 }
 
+void Rank::show_progress(StopSignal& stop) const {
+  stop.set_progress(saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves,
+                    state_.step);
+}
+
 int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
-  const auto stage = saver_ ? StopSignal::Stage::Training : StopSignal::Stage::TrainingWithoutSaves;
-  stop.set_saved(saved_step_);
-  stop.set_progress(stage, state_.step);
   const auto evaluation_due = [this] {
     return due(config_.train.eval_every) ||
            (saver_ && config_.checkpoint.keep_best > 0 && due(config_.checkpoint.every));
@@ -385,7 +387,7 @@ int Rank::train(StopSignal& stop) {
     signal = last_.stop_signal;
     ends_for_save_ = saver_ && saver_->agree(state_.step);
     report_saves();
-    stop.set_progress(stage, state_.step);
+    show_progress(stop);
     if (signal != 0 || ends_for_save_) break;
     if (evaluation_due()) signal = evaluate(stop);
     if (signal == 0 && saver_ && due(config_.checkpoint.every)) save();
@@ -400,6 +402,9 @@ int Rank::run(StopSignal& stop) {
   setup_.resume.reset();
   setup_.init_from.reset();
   setup_.adapters.reset();
+  // Before the log says that training starts: from then on a signal is answered as in training.
+  stop.set_saved(saved_step_);
+  show_progress(stop);
   log_.write(fmt::format("start at step {}", state_.step));
   const auto started = Clock::now();
   int signal = 0;

@@ -70,6 +70,7 @@ class Rank {
   }
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
   int train(StopSignal& stop);
+  void show_progress(StopSignal& stop) const;
   void save();
   void report_saves();
   void report_full_disk(const std::string& why);

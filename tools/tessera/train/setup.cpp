@@ -93,11 +93,13 @@ std::vector<std::string> changes_since(const nlohmann::json& before, const nlohm
     if (!before.contains(section)) continue;
     for (const auto& [key, value] : now.at(section).items()) {
       static const std::set<std::string_view> kFree = {
-          "threads",   "log_every",           "micro_batch",           "sample_prompt",
-          "nonfinite", "memory_limit",        "memory_check",          "sample_tokens",
-          "init_from", "eval_every",          "eval_batches",          "mode",
-          "group",     "gather_ahead",        "reshard_after_forward", "units",
-          "recompute", "check_replicas_every"};
+          "threads",       "log_every",     "micro_batch",
+          "sample_prompt", "nonfinite",     "memory_limit",
+          "memory_check",  "sample_tokens", "init_from",
+          "eval_every",    "eval_batches",  "mode",
+          "group",         "gather_ahead",  "reshard_after_forward",
+          "units",         "recompute",     "check_replicas_every",
+          "reduce_behind"};
       const auto& old = before.at(section);
       if (kFree.contains(key) || !old.contains(key) || old.at(key) == value) continue;
       notes.push_back(fmt::format("note: since step {}, {}.{} changes from {} to {}", step, section,
@@ -555,6 +557,7 @@ comm::ShardSpec shard_spec_of(const Config& config) {
   spec.units = nn::parse_unit_policy(config.shard.units);
   spec.reshard_after_forward = config.shard.reshard_after_forward == "on";
   spec.gather_ahead = static_cast<int>(config.shard.gather_ahead);
+  spec.reduce_behind = static_cast<int>(config.shard.reduce_behind);
   spec.compute = dtype(config.train.precision == "fp32");
   spec.master = dtype(config.train.precision != "bf16-true");
   if (config.lora.rank > 0) spec.frozen = spec.compute;  // not saved, so not needed in float32
