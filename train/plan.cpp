@@ -38,7 +38,8 @@ MemoryPlan plan(const PlanOptions& options, const std::function<void(Rank&)>& pr
   if (const MemoryLedger& host = rank.context->host_ledger(); &host != &ledger)
     result.host_peak = host.total().peak;
   result.flops = rank.context->planned_flops();
-  result.libraries = rank.context->planned_libraries();
+  const auto& libraries = rank.context->planned_libraries();
+  result.libraries = {libraries.begin(), libraries.end()};
   return result;
 }
 

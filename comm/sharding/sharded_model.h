@@ -1,9 +1,9 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -134,10 +134,10 @@ class ShardedModel final : public nn::UnitRuntime {
   Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
-  std::map<const void*, std::function<void()>> before_update_;  // by owner
-  std::map<const Parameter*, FlatUnit*> unit_of_;
-  std::map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
-  std::vector<Run*> running_;                           // recorded forward passes, innermost last
+  std::unordered_map<const void*, std::function<void()>> before_update_;  // by owner
+  std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
+  std::unordered_map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
+  std::vector<Run*> running_;  // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;
   bool whole_ = false;       // between gather_all() and end_evaluation()

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "core/base/cpu_level.h"
 #include "core/base/device.h"
@@ -78,7 +78,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void plan_flops(double count) { planned_flops_ += count; }
   /// Most scratch memory that each library may use for an operation on a planned GPU, beside the
   /// ledger: a library chooses it on the GPU.
-  const std::map<std::string, std::int64_t>& planned_libraries() const {
+  const std::unordered_map<std::string, std::int64_t>& planned_libraries() const {
     return planned_libraries_;
   }
   void plan_library(const std::string& name, std::int64_t bytes);
@@ -97,7 +97,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
   double planned_flops_ = 0;
-  std::map<std::string, std::int64_t> planned_libraries_;
+  std::unordered_map<std::string, std::int64_t> planned_libraries_;
   Trace* trace_ = nullptr;
   RngStep* rng_step_ = nullptr;  // allocated on first use
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "comm/control/socket.h"
 #include "comm/control/tcp_store.h"

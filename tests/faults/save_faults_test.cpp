@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "tests/faults/campaign.h"
 #include "tests/support/fault_log.h"

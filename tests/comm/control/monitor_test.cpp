@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <map>
 #include <thread>
 
 #include "comm/control/agreement.h"

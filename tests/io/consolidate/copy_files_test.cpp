@@ -6,6 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <map>
 #include <random>
 
 #include "core/base/error.h"
