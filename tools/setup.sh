@@ -5,7 +5,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache
   libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libisal-dev
-  libpcre2-dev libsentencepiece-dev libutf8proc-dev
+  libdnnl-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev
   libssl-dev libboost-context-dev doctest-dev
   python3-numpy python3-jsonschema
 )

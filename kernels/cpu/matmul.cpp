@@ -6,18 +6,21 @@
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/grouped_matmul.h"
+#include "kernels/product_library.h"
 #include "kernels/workspace.h"
 
-// Eigen multiplies f32 matrices. Its templates dominate the compile time of this file, so only c +=
-// op(a) op(b) is instantiated, and f64, which only gradient checks use, has plain loops. Threads
-// compute equal parts of the longer side of c, cut at multiples of kCut, so that results repeat
-// exactly for a given number of threads. bf16 operands are first widened to f32 panels. Eigen's
-// packing buffers (below 4 MiB per thread) are not in the memory ledger.
+// oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
+// time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
+// use, has plain loops. Threads compute equal parts of the longer side of c, cut at multiples of kCut,
+// so that results repeat exactly for a given number of threads. bf16 operands are first widened to
+// f32 panels. Packing buffers of the libraries (per thread below 16 MiB, with Eigen 4 MiB) are not in the
+// memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
 
 using Index = std::int64_t;
 constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
+constexpr Index kRowsForLibrary = 96;  // Eigen multiplies fewer rows faster
 constexpr Index kPanelColumns = 2048;  // columns of b and c per panel, for bf16
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -37,9 +40,19 @@ struct Operand {
   }
 };
 
-/// c += op(a) op(b)
+void fill_zeros(auto* c, Index c_stride, Index m, Index n) {
+  for (Index i = 0; i < m; ++i) std::fill_n(c + i * c_stride, n, 0);
+}
+
+/// c = op(a) op(b), or added to c.
 void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride, Index m,
-              Index n, Index k) {
+              Index n, Index k, bool accumulate) {
+  const auto op = [](bool transposed) { return transposed ? 'T' : 'N'; };
+  const Sgemm sgemm = m >= kRowsForLibrary ? product_library().sgemm : nullptr;
+  if (sgemm != nullptr && sgemm(op(a.transposed), op(b.transposed), m, n, k, a.data, a.stride,
+                                b.data, b.stride, accumulate ? 1.0F : 0.0F, c, c_stride))
+    return;
+  if (!accumulate) fill_zeros(c, c_stride, m, n);
   Out out(c, m, n, Eigen::OuterStride<>(c_stride));
   const Eigen::OuterStride<> a_stride(a.stride);
   const Eigen::OuterStride<> b_stride(b.stride);
@@ -54,7 +67,8 @@ void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index 
     out.noalias() += In(a.data, m, k, a_stride) * In(b.data, k, n, b_stride);
 }
 void multiply(const Operand<double>& a, const Operand<double>& b, double* c, Index c_stride,
-              Index m, Index n, Index k) {
+              Index m, Index n, Index k, bool accumulate) {
+  if (!accumulate) fill_zeros(c, c_stride, m, n);
   for (Index i = 0; i < m; ++i) {
     double* const row = c + i * c_stride;
     for (Index p = 0; p < k; ++p) {
@@ -73,7 +87,7 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
   const bool by_columns = n >= m;
   const Index side = by_columns ? n : m;
   const Index pieces = (side + kCut - 1) / kCut;
-  // One part per thread, because Eigen packs all of one operand anew for each part.
+  // One part per thread, because a library packs all of one operand anew for each part.
   const bool serial = m * n * k < (1 << 18);
   const Index parts = serial ? 1 : std::min<Index>(context.threads().size(), pieces);
   const auto multiply_part = [&](Index part) {
@@ -84,15 +98,14 @@ void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& 
     const Index rows = by_columns ? m : count;
     const Index columns = by_columns ? count : n;
     T* out = c + row * c_stride + column;
-    for (Index i = 0; i < rows; ++i) {
+    for (Index i = 0; bias != nullptr && i < rows; ++i) {
       T* line = out + i * c_stride;
-      if (!accumulate) std::fill_n(line, columns, T(0));
-      if (bias == nullptr) continue;
       const T* from = bias + column;
 #pragma omp simd
-      for (Index j = 0; j < columns; ++j) line[j] += from[j];
+      for (Index j = 0; j < columns; ++j) line[j] = accumulate ? line[j] + from[j] : from[j];
     }
-    multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k);
+    multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k,
+             accumulate || bias != nullptr);
   };
   context.threads().parallel_for(parts, 1, [&](Index begin, Index end) {
     for (Index part = begin; part < end; ++part) multiply_part(part);

@@ -1,10 +1,12 @@
 #include "kernels/matmul.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "kernels/activation.h"
 #include "kernels/elementwise.h"
+#include "kernels/product_library.h"
 #include "tests/kernels/kernel_support.h"
 #include "tests/support/paths.h"
 
@@ -175,6 +177,20 @@ TEST_CASE("matmul respects strided rows and adds a bias once") {
       for (const bool accumulate : {false, true})
         check_case({31, 33, 257, types.operand, types.result, transposed, !transposed, accumulate,
                     true, 5});
+}
+
+TEST_CASE("large products, which oneDNN computes where it is found, match float64") {
+#ifdef TESSERA_ONEDNN
+  if (std::getenv("TESSERA_ONEDNN_PLUGIN") != nullptr)  // as in ctest
+    CHECK(kernels::product_library().name.starts_with("oneDNN "));
+#endif
+  for (const Types& types : kTypes)
+    for (const bool transpose_a : {false, true})
+      for (const bool transpose_b : {false, true})
+        for (const bool accumulate : {false, true})
+          for (const bool bias : {false, true})
+            check_case({103, 33, 211, types.operand, types.result, transpose_a, transpose_b,
+                        accumulate, bias, 5});
 }
 
 TEST_CASE("matmul sums thousands of terms, and splits rows over threads") {

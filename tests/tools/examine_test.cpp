@@ -61,10 +61,11 @@ TEST_CASE("each library is listed for the build and the machine, with or without
   const test::TempDir dir;
   const auto examine = [] {
     const std::vector<Library> libraries = examine_libraries();
-    REQUIRE(libraries.size() == 3);
+    REQUIRE(libraries.size() == 4);
     CHECK(libraries[0].name == "CUDA backend");
     CHECK(libraries[1].name == "cuDNN attention");
     CHECK(libraries[2].name == "NCCL backend");
+    CHECK(libraries[3].name == "oneDNN products");
     for (const Library& library : libraries) {
       CAPTURE(library.name);
       CHECK_FALSE(library.cost.empty());
@@ -76,6 +77,7 @@ TEST_CASE("each library is listed for the build and the machine, with or without
   // This test's directory has no plugins.
   ::unsetenv("TESSERA_CUDA_PLUGIN");
   ::unsetenv("TESSERA_NCCL_PLUGIN");
+  ::unsetenv("TESSERA_ONEDNN_PLUGIN");
   for (const Library& library : examine()) CHECK_FALSE(library.in_build);
 
   REQUIRE(::setenv("TESSERA_CUDA_PLUGIN", dir.write("libtessera_cuda.so", "").c_str(), 1) == 0);

@@ -145,7 +145,10 @@ std::vector<Library> examine_libraries() {
       examine_library("cuDNN attention", attention, "libcudnn.so.9",
                       "attention on GPUs uses tessera's own, slower kernels"),
       examine_library("NCCL backend", Plugin::locate("libtessera_nccl.so", "TESSERA_NCCL_PLUGIN"),
-                      "libnccl.so.2", "GPUs exchange data through host memory")};
+                      "libnccl.so.2", "GPUs exchange data through host memory"),
+      examine_library("oneDNN products",
+                      Plugin::locate("libtessera_onednn.so", "TESSERA_ONEDNN_PLUGIN"),
+                      "libdnnl.so.2", "matrix products on the CPU use Eigen, which is slower")};
 }
 
 Gpus examine_gpus(const std::filesystem::path& driver) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/product_library.h"
 #include "models/language_model.h"
 #include "tools/tessera/train/memory_plan.h"
 
@@ -24,8 +25,8 @@ std::string compute_text(Context& context) {
     return fmt::format("{} ({}), {} per rank", context.device().str(),
                        context.backend().description(), counted(threads, "host thread"));
   }
-  return fmt::format("cpu, {}, {} per rank", cpu_level_name(context.cpu_level()),
-                     counted(threads, "thread"));
+  return fmt::format("cpu, {}, {} per rank, products by {}", cpu_level_name(context.cpu_level()),
+                     counted(threads, "thread"), kernels::product_library().name);
 }
 
 std::string data_text(const RunSetup& setup) {
