@@ -9,9 +9,9 @@
 #include "io/base/json.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
-#include "io/dcp/torch_tensor.h"
 #include "io/safetensors/dtype.h"
 #include "io/safetensors/header.h"
+#include "io/torch/torch_archive.h"
 
 namespace tessera::io {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
-#include "io/dcp/torch_tensor.h"
 #include "io/pickle/pickle.h"
 #include "io/pump/box.h"
 #include "io/safetensors/header.h"
+#include "io/torch/torch_archive.h"
 
 namespace tessera::io {
 namespace {

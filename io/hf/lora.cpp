@@ -15,7 +15,7 @@
 #include "io/hf/family.h"
 #include "io/safetensors/directory.h"
 #include "io/source/names.h"
-#include "io/source/torch_directory.h"
+#include "io/torch/torch_directory.h"
 
 namespace tessera::io {
 namespace {

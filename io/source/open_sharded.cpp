@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
 #include "io/safetensors/directory.h"
-#include "io/source/torch_directory.h"
+#include "io/torch/torch_directory.h"
 
 namespace tessera::io {
 

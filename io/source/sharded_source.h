@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "io/base/open_files.h"
-#include "io/dcp/torch_tensor.h"
 #include "io/pump/tensor_source.h"
+#include "io/torch/torch_archive.h"
 
 namespace tessera::io {
 

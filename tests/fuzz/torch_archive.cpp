@@ -1,5 +1,6 @@
 // A torch.save archive: a zip directory and a pickle.
-#include "io/dcp/torch_tensor.h"
+#include "io/torch/torch_archive.h"
+
 #include "tests/fuzz/fuzz.h"
 
 using namespace tessera;

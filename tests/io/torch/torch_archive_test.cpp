@@ -1,4 +1,4 @@
-#include "io/dcp/torch_tensor.h"
+#include "io/torch/torch_archive.h"
 
 #include <doctest/doctest.h>
 

@@ -1,11 +1,11 @@
-#include "io/source/torch_directory.h"
+#include "io/torch/torch_directory.h"
 
 #include <set>
 #include <vector>
 
 #include "core/base/error.h"
-#include "io/dcp/torch_tensor.h"
 #include "io/safetensors/directory.h"
+#include "io/torch/torch_archive.h"
 
 namespace tessera::io {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,6 +11,8 @@
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
 #include "io/base/byte_range.h"
+#include "io/pickle/pickle.h"
+#include "io/zip/zip.h"
 
 namespace tessera::io {
 
@@ -55,6 +58,35 @@ struct TorchTensor {
   std::int64_t storage_begin = 0;  ///< range of the storage around it in the archive, in bytes
   std::int64_t storage_end = 0;
   std::optional<std::uint32_t> crc32;  ///< of the storage; empty if not recorded
+};
+
+/// A torch.save archive: a zip file of a pickle and of the storages that its tensors name. Reads the
+/// zip directory and the pickle, but no tensor data, and executes nothing: see Pickle.
+class TorchArchive {
+ public:
+  /// @param archive     must outlive this
+  /// @param max_pickle  maximum bytes of the pickle
+  /// @param more        accepted globals besides those of plain tensors and dicts
+  /// @throws Unsupported if it is another file or big-endian, or as Pickle; CorruptCheckpoint, IoError
+  TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
+               std::span<const PickleGlobal> more = {});
+  TorchArchive(const TorchArchive&) = delete;
+  TorchArchive& operator=(const TorchArchive&) = delete;
+
+  const PickleValue& root() const { return pickle_->root(); }
+  /// @param value  a pickled tensor or parameter
+  /// @param name   of the value, for messages; empty: the root
+  /// @throws Unsupported on another object, a dtype that safetensors lacks too, or a pending
+  ///         conjugation or negation; CorruptCheckpoint
+  TorchTensor tensor(const PickleValue& value, const std::string& name) const;
+
+ private:
+  const ByteRange& archive_;
+  const std::string where_;
+  std::vector<PickleGlobal> known_;
+  ZipDirectory directory_;
+  std::string folder_;
+  std::optional<Pickle> pickle_;
 };
 
 /// Reads the description of the single tensor in a torch.save archive: the zip directory and the
