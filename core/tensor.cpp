@@ -243,6 +243,10 @@ void Tensor::set_grad_buffer(Tensor buffer) {
   impl.has_grad = false;
 }
 
+void Tensor::set_row_receiver(autograd::RowReceiver* receiver) {
+  state(impl_).row_receiver = receiver;
+}
+
 void Tensor::zero_grad() {
   TensorImpl& impl = state(impl_);
   impl.has_grad = false;

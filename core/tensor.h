@@ -13,7 +13,8 @@ namespace tessera {
 
 namespace autograd {
 class Node;
-}
+class RowReceiver;
+}  // namespace autograd
 class TensorImpl;
 
 /// A typed, strided view of a Storage with a place in the autograd graph. A cheap handle: copies
@@ -98,6 +99,8 @@ class Tensor {
   /// first accumulation after this or after zero_grad() overwrites it. After an undefined
   /// buffer, the next gradient allocates one in the accumulator dtype.
   void set_grad_buffer(Tensor buffer);
+  /// Sets who may receive a leaf's gradient as rows instead; must outlive the leaf or be reset to null.
+  void set_row_receiver(autograd::RowReceiver* receiver);
   /// Discards the accumulated gradient; a buffer set by set_grad_buffer() stays, untouched.
   void zero_grad();
   const std::shared_ptr<autograd::Node>& grad_fn() const;

@@ -24,6 +24,7 @@ class TensorImpl {
   std::shared_ptr<autograd::Node> node;  // producer of this tensor; null for a leaf
   std::size_t output = 0;                // which of the producer's outputs it is
   Tensor grad_buffer;                    // leaves only; dense
+  autograd::RowReceiver* row_receiver = nullptr;
 };
 
 }  // namespace tessera

@@ -34,6 +34,15 @@ std::size_t column_sums_bytes(std::int64_t rows, std::int64_t columns, bool pack
   return static_cast<std::size_t>(shape.partials() * sums * columns * accumulator_bytes(dtype));
 }
 
+// @param grad_y  [B, T, C]
+std::size_t token_gradient_bytes(const TensorView& grad_y, std::int64_t vocab_size) {
+  const std::int64_t width = grad_y.shape[2];
+  if (width == 0) return 0;
+  const TokenGradientScratch scratch(grad_y.shape[0] * grad_y.shape[1], vocab_size, width,
+                                     accumulator_bytes(grad_y.dtype));
+  return static_cast<std::size_t>(scratch.bytes);
+}
+
 }  // namespace
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const AttentionBackward& args) {
@@ -41,11 +50,12 @@ std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const AttentionBackward& 
 }
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const EmbeddingBackward& args) {
-  if (!args.grad_token_weight || args.grad_y.shape[2] == 0) return 0;
-  return static_cast<std::size_t>(
-      TokenGradientScratch(args.tokens.numel(), args.grad_token_weight.view.shape[0],
-                           args.grad_y.shape[2], accumulator_bytes(args.grad_y.dtype))
-          .bytes);
+  if (!args.grad_token_weight) return 0;
+  return token_gradient_bytes(args.grad_y, args.grad_token_weight.view.shape[0]);
+}
+
+std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const EmbeddingBackwardRows& args) {
+  return token_gradient_bytes(args.grad_y, args.vocab_size);
 }
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const Matmul& args) {

@@ -15,6 +15,7 @@ namespace tessera::kernels {
 struct AttentionBackward;
 struct BitHash;
 struct EmbeddingBackward;
+struct EmbeddingBackwardRows;
 struct Matmul;
 struct NormBackward;
 struct SumOfSquares;
@@ -33,6 +34,7 @@ std::size_t scratch_bytes(const DeviceLimits&, const Args&) {
 std::size_t scratch_bytes(const DeviceLimits& gpu, const AttentionBackward& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const BitHash& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const EmbeddingBackward& args);
+std::size_t scratch_bytes(const DeviceLimits& gpu, const EmbeddingBackwardRows& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const Matmul& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args);
 std::size_t scratch_bytes(const DeviceLimits& gpu, const SumOfSquares& args);

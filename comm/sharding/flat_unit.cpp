@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "kernels/elementwise.h"
+#include "kernels/embedding.h"
 
 namespace tessera::comm {
 namespace {
@@ -72,6 +73,7 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
     parameters_[i]->tensor.set_grad_buffer(
         Tensor::window(whole_gradient_, slot.offset, slot.shape, spec.gradient));
   }
+  if (takes_rows()) parameters_.front()->tensor.set_row_receiver(this);
 }
 
 void FlatUnit::make_gradients() {
@@ -95,6 +97,7 @@ void FlatUnit::make_gradients() {
 FlatUnit::~FlatUnit() {
   whole_->set_supplier(nullptr);
   if (trainable_) whole_gradient_->set_supplier(nullptr);
+  if (takes_rows()) parameters_.front()->tensor.set_row_receiver(nullptr);
   const auto abandon = [this](Communicator& communicator, const WorkPtr& work) {
     if (!work || work->is_done()) return;
     communicator.abort(fmt::format("unit {} was destroyed during a collective", name()));
@@ -104,7 +107,7 @@ FlatUnit::~FlatUnit() {
     }
   };
   abandon(shard_, gathering_);
-  abandon(shard_, reducing_);
+  for (const WorkPtr& work : reducing_) abandon(shard_, work);
   abandon(replicate_, replicating_);
 }
 
@@ -144,6 +147,61 @@ void FlatUnit::supply(Storage& storage) {
       name());
   make_room_();
   whole_gradient_->materialize();
+  if (!rows_.defined()) return;
+  spread_rows();
+  rows_ = row_ids_ = {};
+}
+
+// Whether the rows of all ranks, with their numbers, and the sum of those of this segment take less
+// memory than the whole gradient.
+bool FlatUnit::takes_rows() const {
+  const Shape& shape = parameters_.front()->tensor.shape();
+  const bool is_wide = spec_.gradient == DType::F32 && spec_.reduction == DType::F32;
+  if (!trainable_ || !splits_gradients_ || !is_wide || spec_.tokens == 0) return false;
+  return parameters_.size() == 1 && shape.size() == 2 &&
+         shard_.world_size() * spec_.tokens * (shape[1] + 1) + segment_size() <
+             layout_.padded_size();
+}
+
+autograd::RowGradient FlatUnit::receive(std::int64_t count) {
+  const Tensor& parameter = parameters_.front()->tensor;
+  // The error of a late gradient is that of supply().
+  if (reduced_ || rows_.defined() || parameter.grad().defined()) return {};
+  require(count <= spec_.tokens,
+          "unit '{}' got the gradient of {} tokens in a micro-batch, but ShardSpec::tokens is {}",
+          name(), count, spec_.tokens);
+  whole_gradient_->release();  // so that a dense gradient to be added calls supply()
+  make_room_();
+  const std::int64_t ranks = shard_.world_size(), n = spec_.tokens, width = parameter.dim(1);
+  const auto make = [&](const Shape& shape, DType dtype) {
+    return Tensor::empty(context_, shape, dtype, MemoryCategory::Gradients, name() + " rows");
+  };
+  rows_ = make({ranks, n, width}, DType::F32);
+  row_ids_ = make({ranks, n}, DType::I32);
+  return {rows_.alias({n, width}, {width, 1}, shard_.rank() * n * width).view(),
+          row_ids_.alias({n}, {1}, shard_.rank() * n).view()};
+}
+
+// Adds this rank's rows to the parameter's gradient.
+void FlatUnit::spread_rows() {
+  const auto own = [&](const Tensor& t) { return t.view().narrow(0, shard_.rank(), 1); };
+  kernels::embedding_backward(
+      *context_, {own(row_ids_), own(rows_), autograd::leaf_target(parameters_.front()->tensor)});
+}
+
+// Adds up the rows of all ranks, in rank order, for the rows of the parameter that the segment has a
+// part of.
+void FlatUnit::sum_rows() {
+  const std::int64_t width = rows_.dim(2), begin = segment_begin(), first = begin / width;
+  const std::int64_t count = (begin + segment_size() + width - 1) / width - first;
+  const Tensor sums = Tensor::empty(context_, {count, width}, DType::F32, MemoryCategory::Gradients,
+                                    name() + " arriving");
+  kernels::embedding_backward(*context_, {.tokens = row_ids_.view(),
+                                          .grad_y = rows_.view(),
+                                          .grad_token_weight = {sums.view(), false, true},
+                                          .first_token = first});
+  arriving_ = sums.alias({segment_size()}, {1}, begin - first * width);
+  rows_ = row_ids_ = {};
 }
 
 void FlatUnit::start_gather() {
@@ -188,16 +246,23 @@ void FlatUnit::keep() {
 }
 
 void FlatUnit::begin_micro_batch(bool first) {
-  require<InternalError>(!reducing_ && !replicating_, "unit {}: gradients are still being reduced",
-                         name());
+  require<InternalError>(reducing_.empty() && !replicating_,
+                         "unit {}: gradients are still being reduced", name());
   users = outstanding = 0;
   reduced_ = false;
+  rows_ = row_ids_ = {};
   if (!trainable_) return;
   whole_gradient_->set_available(true);  // if it is there
   if (first) has_sum_ = false;
   // Micro-batches accumulate in the segment if gradients are split, else in the whole buffer.
   if (!first && !splits_gradients_) return;
   for (Parameter* parameter : parameters_) parameter->tensor.zero_grad();
+}
+
+void FlatUnit::expose_gradients() {
+  if (!rows_.defined()) return;
+  whole_gradient_->materialize();
+  spread_rows();
 }
 
 void FlatUnit::zero_gaps() {
@@ -218,10 +283,18 @@ void FlatUnit::zero_gaps() {
 void FlatUnit::start_reduce(bool last) {
   last_ = last;
   const bool reduces = trainable_ && (splits_gradients_ || last);
-  if (reduces) zero_gaps();
+  if (reduces && !rows_.defined()) zero_gaps();
   reduced_ = true;  // from now on, gradients of this micro-batch would be lost
   if (!reduces) return;
   if (segment_gradient_) segment_gradient_->materialize();
+  if (rows_.defined()) {
+    whole_gradient_->release();  // exposed
+    CollectiveGroup group(shard_);
+    for (const Tensor& part : {row_ids_, rows_})
+      reducing_.push_back(shard_.start_all_gather(part.view(), options("all_gather rows of")));
+    group.end();
+    return;
+  }
   if (splits()) {
     Tensor in = whole_gradient_view_;
     if (spec_.reduction != spec_.gradient) {
@@ -237,7 +310,7 @@ void FlatUnit::start_reduce(bool last) {
       arriving_ = Tensor::empty(context_, {segment_size()}, sum, MemoryCategory::Gradients,
                                 name() + " arriving");
     const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
-    reducing_ = shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"));
+    reducing_ = {shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"))};
   }
   if (!splits() && spec_.gradient != DType::F32)
     kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
@@ -246,10 +319,11 @@ void FlatUnit::start_reduce(bool last) {
 
 void FlatUnit::finish_reduce() {
   if (!reduced_ || !trainable_ || (!splits_gradients_ && !last_)) return;
-  if (reducing_) {
-    reducing_->wait();
-    reducing_.reset();
+  if (!reducing_.empty()) {
+    for (const WorkPtr& work : reducing_) work->wait();
+    reducing_.clear();
     narrow_ = {};
+    if (rows_.defined()) sum_rows();
     if (splits_gradients_) whole_gradient_->release();
     if (arriving_.defined())
       kernels::cast(*context_, arriving_.view(), {gradient_.view(), has_sum_, true});

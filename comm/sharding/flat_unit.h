@@ -8,6 +8,7 @@
 
 #include "comm/sharding/mesh.h"
 #include "comm/sharding/shard_spec.h"
+#include "core/autograd/autograd.h"
 #include "core/base/shard_layout.h"
 #include "core/nn/units.h"
 
@@ -27,18 +28,22 @@ struct CollectiveOptions;
 ///
 /// Gradient buffers are allocated on first write, whole parameters by `demand` on first read.
 ///
+/// A unit of one parameter can receive its gradient as rows (ShardSpec::tokens). If that is the only
+/// gradient of a micro-batch, the ranks gather their rows, and each adds up those of its segment, in
+/// rank order; else the rows are written into the whole gradient.
+///
 /// State: Sharded -> start_gather -> Gathering -> finish_gather -> Gathered -> release -> Sharded;
 /// gradients, once per micro-batch: begin_micro_batch -> (backward) -> start_reduce ->
 /// finish_reduce -> finish_replicate. start_gather and release are idempotent. finish_gather without
 /// a start throws InternalError, and a gradient after start_reduce InvalidArgument, naming the unit.
-class FlatUnit final : private StorageSupplier {
+class FlatUnit final : private StorageSupplier, private autograd::RowReceiver {
  public:
   enum class State : std::uint8_t { Sharded, Gathering, Gathered };
 
   /// Binds the unit's parameters, which are all trainable or all frozen. `mesh` must outlive this.
   /// @param host    context of offloaded masters; null: not offloaded
   /// @param demand  called when a parameter is read that is not gathered; gathers the unit
-  /// @param make_room  called before the whole gradient buffer is allocated
+  /// @param make_room  called before the whole gradient buffer or that of rows is allocated
   FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
            const std::shared_ptr<Context>& context, const std::shared_ptr<Context>& host,
            std::function<void(FlatUnit&)> demand, std::function<void()> make_room);
@@ -76,6 +81,8 @@ class FlatUnit final : private StorageSupplier {
 
   /// Starts new gradients. `first`: first micro-batch of the step.
   void begin_micro_batch(bool first);
+  /// Writes a gradient that arrived as rows into the parameter's grad(), until start_reduce().
+  void expose_gradients();
   /// Zeros gradients of unused parameters and starts the sum over the shard group. `last`: last
   /// micro-batch of the step.
   void start_reduce(bool last);
@@ -99,6 +106,10 @@ class FlatUnit final : private StorageSupplier {
   void make_gradients();
   bool splits() const;
   void supply(Storage& storage) override;
+  bool takes_rows() const;
+  autograd::RowGradient receive(std::int64_t count) override;
+  void spread_rows();
+  void sum_rows();
   void upload_master() const;
   void zero_gaps();
   CollectiveOptions options(const char* operation) const;
@@ -124,14 +135,17 @@ class FlatUnit final : private StorageSupplier {
   Tensor whole_gradient_view_;
   std::shared_ptr<Storage> segment_gradient_;  // null: the gradient is a part of the whole
   Tensor gradient_;                            // [segment] f32
-  Tensor arriving_;       // [segment] a sum to be added to or moved into gradient_
-  Tensor narrow_;         // [padded] reduction dtype, if it is not the gradient dtype
+  Tensor arriving_;  // [segment] a sum to be added to or moved into gradient_
+  Tensor narrow_;    // [padded] reduction dtype, if it is not the gradient dtype
+  Tensor rows_;      // [ranks, tokens, width] f32: the gradient as rows; undefined: it is dense
+  Tensor row_ids_;   // [ranks, tokens] i32
   bool has_sum_ = false;  // gradient_ has the sum of the step's micro-batches so far
   bool reduced_ = false;
   bool last_ = true;
 
   State state_ = State::Sharded;
-  std::shared_ptr<Work> gathering_, reducing_, replicating_;
+  std::shared_ptr<Work> gathering_, replicating_;
+  std::vector<std::shared_ptr<Work>> reducing_;
 };
 
 }  // namespace tessera::comm

@@ -19,6 +19,7 @@ void ShardSpec::validate() const {
   require(!offload || master == DType::F32,
           "offloaded master weights are f32, got {}; turn offload or bf16 masters off", master);
   require(gather_ahead >= 0, "gather_ahead must not be negative, got {}", gather_ahead);
+  require(tokens >= 0, "tokens of a micro-batch must not be negative, got {}", tokens);
   require(reduce_behind >= 0, "reduce_behind must not be negative, got {}", reduce_behind);
 }
 

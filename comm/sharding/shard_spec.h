@@ -26,6 +26,11 @@ struct ShardSpec {
   /// 0, backward waits before it writes gradients; recomputation still overlaps with the reduction.
   int reduce_behind = 1;
 
+  /// Most tokens of a rank's micro-batch, on any rank; 0: unknown. If known, the gradient of an
+  /// embedding that is a unit of its own is sent as the rows of those tokens, where that takes less
+  /// memory than the whole. Needs split gradients, and gradients and reduction in f32.
+  std::int64_t tokens = 0;
+
   DType compute = DType::F32;  ///< parameters that the model reads: f32 or bf16
   /// Weights that are updated and saved: f32, or bf16 if that is the compute dtype (updates are then
   /// rounded stochastically).

@@ -352,7 +352,10 @@ void ShardedModel::begin_micro_batch(bool first, bool last) {
 }
 
 void ShardedModel::start_reduce(FlatUnit& unit) {
-  if (observer_ && unit.is_trainable()) observer_(unit);
+  if (observer_ && unit.is_trainable()) {
+    unit.expose_gradients();
+    observer_(unit);
+  }
   unit.start_reduce(last_);
   reducing_.push_back(&unit);
 }

@@ -120,7 +120,8 @@ const Tensor& leaf_buffer(TensorImpl& leaf) {
 
 GradientView take_leaf_place(TensorImpl& leaf) {
   const Tensor& buffer = leaf_buffer(leaf);
-  const GradientView place{buffer.view(), leaf.has_grad, true};
+  const TensorView view = buffer.view();  // may bring in a gradient that arrived as rows
+  const GradientView place{view, leaf.has_grad, true};
   buffer.storage()->bump_version();
   leaf.has_grad = true;
   return place;

@@ -27,6 +27,22 @@ class SavedTensor {
   std::uint32_t bindings_ = 0;
 };
 
+/// Destination of a gradient that is zero outside of some rows of its tensor, such as a lookup's.
+struct RowGradient {
+  TensorView rows{};     ///< [n, ...]: rows of the gradient, in the accumulator dtype
+  TensorView indices{};  ///< [n] i32: which row of the tensor each is, all distinct; -1: none
+  explicit operator bool() const { return rows.defined(); }
+};
+
+/// Receives the gradient of a leaf as rows; see Tensor::set_row_receiver().
+class RowReceiver {
+ public:
+  virtual ~RowReceiver() = default;
+  /// @return a destination with n >= count, all of which the operation writes; undefined: the gradient
+  ///   must be dense
+  virtual RowGradient receive(std::int64_t count) = 0;
+};
+
 /// Destinations for the gradients of an operation's inputs, in the order given to record(): the
 /// buffer of a leaf, or a gradient already started by another user of the same tensor.
 class InputGradients {
@@ -36,6 +52,8 @@ class InputGradients {
   virtual GradientView target(int i) = 0;
   /// Destination in the accumulator dtype (f32 for bf16), for gradients of weights.
   virtual GradientView weight_target(int i) = 0;
+  /// Destination of at most `count` rows of input i's gradient. Undefined: use weight_target().
+  virtual RowGradient row_target(int i, std::int64_t count) = 0;
   /// Passes `grad` on as input i's gradient. Copies it only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
   /// True if the gradient of the operation's result is backward()'s default gradient of 1: for the

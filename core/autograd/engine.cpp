@@ -73,6 +73,14 @@ class NodeGradients final : public InputGradients {
     return place(edge, kernels::accumulator_dtype(edge.dtype));
   }
 
+  RowGradient row_target(int i, std::int64_t count) override {
+    Node::Input& edge = input(i);
+    if (!edge.leaf || edge.leaf->row_receiver == nullptr || is_taken(edge)) return {};
+    const RowGradient rows = edge.leaf->row_receiver->receive(count);
+    edge.handed_out = static_cast<bool>(rows);
+    return rows;
+  }
+
   void pass(int i, Tensor grad) override {
     Node::Input& edge = input(i);
     if (!is_wanted(edge)) return;

@@ -51,11 +51,17 @@ Tensor embedding(const Tensor& tokens, const Tensor& token_weight, const Tensor&
   kernels::embedding_forward(*context, args);
 
   if (autograd::needs_grad({&token_weight, &position_weight})) {
-    const auto backward = [saved = autograd::SavedTensor(tokens), first_position](
-                              const Tensor& grad_y, autograd::InputGradients& into) {
-      kernels::embedding_backward(
-          *grad_y.context(), {saved.get("embedding").view(), grad_y.view(), into.weight_target(0),
-                              into.weight_target(1), first_position});
+    const auto backward = [saved = autograd::SavedTensor(tokens), first_position,
+                           vocab_size = token_weight.dim(0)](const Tensor& grad_y,
+                                                             autograd::InputGradients& into) {
+      Context& on = *grad_y.context();
+      const TensorView ids = saved.get("embedding").view();
+      const autograd::RowGradient to = into.row_target(0, ids.numel());
+      if (to)
+        kernels::embedding_backward_rows(on, {ids, grad_y.view(), vocab_size, to.rows, to.indices});
+      kernels::embedding_backward(on,
+                                  {ids, grad_y.view(), to ? GradientView() : into.weight_target(0),
+                                   into.weight_target(1), first_position});
     };
     autograd::record("embedding", y, {token_weight, position_weight}, backward);
   }

@@ -35,28 +35,30 @@ void forward(Context& context, const EmbeddingForward& args) {
 
 // A thread owns blocks of columns and adds all positions in order, so that no two threads write to
 // one element and the order of every sum is fixed.
+// @param tokens  by position; row 0 of the gradient is first_token
 template <typename T>
-void token_gradient(Context& context, const EmbeddingBackward& args) {
+void token_gradient(Context& context, const std::int32_t* tokens, std::int64_t first_token,
+                    const TensorView& grad_y_view, const GradientView& to) {
   using A = Accumulator<T>;
   constexpr std::int64_t kBlock = 16;
-  const auto* tokens = static_cast<const std::int32_t*>(args.tokens.data);
-  const auto* grad_y = static_cast<const T*>(args.grad_y.data);
-  auto* grad = static_cast<A*>(args.grad_token_weight.view.data);
-  const std::int64_t positions = args.tokens.numel();
-  const std::int64_t width = args.grad_y.shape[2];
-  if (!args.grad_token_weight.accumulate) {
-    for_elements(context, args.grad_token_weight.view.numel(),
-                 [=](std::int64_t begin, std::int64_t end) {
+  const auto* grad_y = static_cast<const T*>(grad_y_view.data);
+  auto* grad = static_cast<A*>(to.view.data);
+  const std::int64_t positions = grad_y_view.shape[0] * grad_y_view.shape[1];
+  const std::int64_t width = grad_y_view.shape[2], rows = to.view.shape[0];
+  if (!to.accumulate) {
+    for_elements(context, to.view.numel(), [=](std::int64_t begin, std::int64_t end) {
 #pragma omp simd
-                   for (std::int64_t i = begin; i < end; ++i) grad[i] = A(0);
-                 });
+      for (std::int64_t i = begin; i < end; ++i) grad[i] = A(0);
+    });
   }
   for_rows(context, (width + kBlock - 1) / kBlock, positions * kBlock,
            [=](std::int64_t begin, std::int64_t end) {
              const std::int64_t first = begin * kBlock;
              const std::int64_t last = std::min(width, end * kBlock);
              for (std::int64_t i = 0; i < positions; ++i) {
-               A* out = grad + tokens[i] * width;
+               const std::int64_t row = tokens[i] - first_token;
+               if (row < 0 || row >= rows) continue;
+               A* out = grad + row * width;
                const T* in = grad_y + i * width;
 #pragma omp simd
                for (std::int64_t c = first; c < last; ++c) out[c] += load(in + c);
@@ -103,9 +105,31 @@ void embedding_forward(Context& context, const EmbeddingForward& args) {
 
 void embedding_backward(Context& context, const EmbeddingBackward& args) {
   visit_dtype(args.grad_y.dtype, [&]<typename T>(std::type_identity<T>) {
-    if (args.grad_token_weight) token_gradient<T>(context, args);
+    if (args.grad_token_weight)
+      token_gradient<T>(context, static_cast<const std::int32_t*>(args.tokens.data),
+                        args.first_token, args.grad_y, args.grad_token_weight);
     if (args.grad_position_weight) position_gradient<T>(context, args);
   });
+}
+
+void embedding_backward_rows(Context& context, const EmbeddingBackwardRows& args) {
+  const auto* tokens = static_cast<const std::int32_t*>(args.tokens.data);
+  auto* ids = static_cast<std::int32_t*>(args.ids.data);
+  const std::int64_t positions = args.tokens.numel();
+  // First each position's row, which is the first position of the same token. Quadratic, but needs
+  // no memory.
+  for_rows(context, positions, positions, [=](std::int64_t i, std::int64_t end) {
+    for (; i < end; ++i) {
+      std::int32_t row = 0;
+      while (tokens[row] != tokens[i]) ++row;
+      ids[i] = row;
+    }
+  });
+  visit_dtype(args.grad_y.dtype, [&]<typename T>(std::type_identity<T>) {
+    token_gradient<T>(context, ids, 0, args.grad_y, {args.rows, false, true});
+  });
+  for (std::int64_t i = 0; i < args.ids.numel(); ++i)
+    ids[i] = i < positions && ids[i] == i ? tokens[i] : -1;
 }
 
 TESSERA_CPU_END

@@ -147,6 +147,8 @@ struct TokenGradient {
   const int* starts;
   Compute<T>* grad;
   std::int64_t width, pieces, vocab_size;
+  std::int64_t count, rows;  // tokens of the batch; rows of grad
+  std::int32_t* ids;         // null: a row is a token; else the first place of a token, or unused
   bool accumulate;
 };
 
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads) piece_kernel(TokenGr
   sum.store(args.partials + at.row * args.width + column, false);
 }
 
-// A warp per token of the vocabulary and 32 packs of columns. It adds the rows of grad_y up to the
+// A warp per row of the gradient and 32 packs of columns. It adds the rows of grad_y up to the
 // token's first whole piece, then the sums of whole pieces, then the remaining rows. Memory-bound:
 // reads grad_y once, writes the gradient once. For n tokens in the batch, the longest chain of
 // additions is 2 * 127 + n / 128.
@@ -178,8 +180,15 @@ __global__ void __launch_bounds__(EmbeddingShape::kThreads)
     token_gradient_kernel(TokenGradient<T> args) {
   const WarpPlace at;
   const std::int64_t column = at.column<N>(), width = args.width;
-  if (at.row >= args.vocab_size || column >= width) return;
-  const int begin = args.starts[at.row], end = args.starts[at.row + 1];
+  if (at.row >= args.rows || column >= width) return;
+  std::int64_t token = at.row;
+  if (args.ids != nullptr) {
+    token = at.row < args.count ? args.places[at.row].token : args.vocab_size;
+    const bool is_first = token < args.vocab_size && args.starts[token] == at.row;
+    if (column == 0) args.ids[at.row] = is_first ? static_cast<std::int32_t>(token) : -1;
+    if (!is_first) return;
+  }
+  const int begin = args.starts[token], end = args.starts[token + 1];
   if (begin == end && args.accumulate) return;
   const int first_piece = (begin + kPiece - 1) / kPiece, last_piece = end / kPiece;
   const bool whole = first_piece < last_piece;
@@ -233,43 +242,49 @@ LaunchShape sums_of_rows(std::int64_t rows, std::int64_t width, int pack) {
           .grid_y = EmbeddingShape::slabs(width, pack)};
 }
 
+// @param ids  null: a row of `to` is a token, from first_token on
 template <typename T>
-void token_gradient(Context& context, const EmbeddingBackward& args) {
+void token_gradient(Context& context, const TensorView& tokens, const TensorView& grad_y,
+                    std::int64_t vocab_size, std::int64_t first_token, const GradientView& to,
+                    std::int32_t* ids) {
   using A = Compute<T>;
-  const std::int64_t count = args.tokens.numel();
-  const std::int64_t vocab_size = args.grad_token_weight.view.shape[0];
-  const std::int64_t width = args.grad_y.shape[2];
+  const std::int64_t count = tokens.numel();
+  const std::int64_t rows = to.view.shape[0], width = grad_y.shape[2];
   if (vocab_size == 0) return;
   const std::int64_t pieces = count / kPiece;
 
   static_assert(sizeof(TokenPlace) == TokenGradientScratch::kPlaceBytes);
   const TokenGradientScratch at(count, vocab_size, width, sizeof(A));
-  const Workspace workspace(context, static_cast<std::size_t>(at.bytes), "embedding_backward");
+  const Workspace workspace(context, static_cast<std::size_t>(at.bytes),
+                            ids == nullptr ? "embedding_backward" : "embedding_backward_rows");
   auto* memory = static_cast<std::byte*>(workspace.data());
 
   const TokenPlace* places = sort_tokens(
-      context, static_cast<const std::int32_t*>(args.tokens.data), static_cast<int>(count),
+      context, static_cast<const std::int32_t*>(tokens.data), first_token, static_cast<int>(count),
       static_cast<int>(vocab_size), reinterpret_cast<TokenPlace*>(memory + at.a),
       reinterpret_cast<TokenPlace*>(memory + at.b), reinterpret_cast<int*>(memory + at.counts));
   auto* const first_places = reinterpret_cast<int*>(memory + at.starts);
   launch_elementwise<1>(context, "embedding_backward: starts", vocab_size + 1, true,
                         StartsBody{places, static_cast<int>(count), first_places});
   const TokenGradient<T> gradient{.places = places,
-                                  .grad_y = static_cast<const T*>(args.grad_y.data),
+                                  .grad_y = static_cast<const T*>(grad_y.data),
                                   .partials = reinterpret_cast<A*>(memory + at.partials),
                                   .starts = first_places,
-                                  .grad = static_cast<A*>(args.grad_token_weight.view.data),
+                                  .grad = static_cast<A*>(to.view.data),
                                   .width = width,
                                   .pieces = pieces,
                                   .vocab_size = vocab_size,
-                                  .accumulate = args.grad_token_weight.accumulate};
+                                  .count = count,
+                                  .rows = rows,
+                                  .ids = ids,
+                                  .accumulate = to.accumulate};
   visit_pack<T>(width % kPack<T> == 0 && is_aligned(gradient.grad_y, gradient.grad),
                 [&]<int N>(std::integral_constant<int, N>) {
                   if (pieces > 0)
                     launch(context, "embedding_backward: pieces", piece_kernel<T, N>,
                            sums_of_rows(pieces, width, N), gradient);
                   launch(context, "embedding_backward: tokens", token_gradient_kernel<T, N>,
-                         sums_of_rows(vocab_size, width, N), gradient);
+                         sums_of_rows(rows, width, N), gradient);
                 });
 }
 
@@ -290,6 +305,13 @@ void position_gradient(Context& context, const EmbeddingBackward& args) {
                   launch(context, "embedding_backward: positions", position_gradient_kernel<T, N>,
                          sums_of_rows(gradient.positions, gradient.width, N), gradient);
                 });
+}
+
+void check_sizes(std::int64_t count, std::int64_t vocab_size) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // positions and tokens are sorted as ints
+  require<Unsupported>(count <= kMost && vocab_size <= kMost,
+                       "embedding_backward: {} tokens and a vocabulary of {}; the limit is {}",
+                       count, vocab_size, kMost);
 }
 
 }  // namespace
@@ -318,20 +340,27 @@ void embedding_forward(Context& context, const EmbeddingForward& args) {
 }
 
 void embedding_backward(Context& context, const EmbeddingBackward& args) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // positions and tokens are sorted as ints
-  const std::int64_t count = args.tokens.numel();
   const std::int64_t vocab_size = args.grad_token_weight ? args.grad_token_weight.view.shape[0] : 0;
-  require<Unsupported>(count <= kMost && vocab_size <= kMost,
-                       "embedding_backward: {} tokens and a vocabulary of {}; the limit is {}",
-                       count, vocab_size, kMost);
+  check_sizes(args.tokens.numel(), vocab_size);
   if (args.grad_y.shape[2] == 0) return;
   visit_floating(args.grad_y.dtype, "embedding_backward", [&]<typename T>(std::type_identity<T>) {
-    if (args.grad_token_weight) token_gradient<T>(context, args);
+    if (args.grad_token_weight)
+      token_gradient<T>(context, args.tokens, args.grad_y, vocab_size, args.first_token,
+                        args.grad_token_weight, nullptr);
     if (args.grad_position_weight) position_gradient<T>(context, args);
+  });
+}
+
+void embedding_backward_rows(Context& context, const EmbeddingBackwardRows& args) {
+  check_sizes(args.tokens.numel(), args.vocab_size);
+  visit_floating(args.grad_y.dtype, "embedding_backward", [&]<typename T>(std::type_identity<T>) {
+    token_gradient<T>(context, args.tokens, args.grad_y, args.vocab_size, 0,
+                      {args.rows, false, true}, static_cast<std::int32_t*>(args.ids.data));
   });
 }
 
 TESSERA_CUDA_KERNEL(embedding_forward, EmbeddingForward)
 TESSERA_CUDA_KERNEL(embedding_backward, EmbeddingBackward)
+TESSERA_CUDA_KERNEL(embedding_backward_rows, EmbeddingBackwardRows)
 
 }  // namespace tessera::kernels::cuda

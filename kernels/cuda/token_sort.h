@@ -15,13 +15,15 @@ struct alignas(8) TokenPlace {
   std::int32_t token, place;  // place: index in the unsorted tokens
 };
 
-/// Tokens outside [0, vocab_size) become vocab_size, so that they are sorted last.
+/// Tokens from `first` on. Those outside [0, vocab_size) become vocab_size, so that they are sorted
+/// last.
 struct UnsortedTokens {
   const std::int32_t* tokens;
+  std::int64_t first;
   int vocab_size;
   __device__ __forceinline__ TokenPlace operator()(int i) const {
-    const std::int32_t token = tokens[i];
-    return {token >= 0 && token < vocab_size ? token : vocab_size, i};
+    const std::int64_t token = tokens[i] - first;
+    return {token >= 0 && token < vocab_size ? static_cast<int>(token) : vocab_size, i};
   }
 };
 struct SortedTokens {
@@ -138,11 +140,13 @@ __global__ void __launch_bounds__(TokenSortShape::kThreads)
   });
 }
 
+/// @param first   subtracted from the tokens
 /// @param a, b    memory for `count` elements each
 /// @param counts  kDigits for each tile
 /// @return        a or b, whichever holds the result
-inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, int count,
-                               int vocab_size, TokenPlace* a, TokenPlace* b, int* counts) {
+inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, std::int64_t first,
+                               int count, int vocab_size, TokenPlace* a, TokenPlace* b,
+                               int* counts) {
   if (count == 0) return a;
   using Shape = TokenSortShape;
   constexpr int kCounters = SharedMemory::shared_bytes<int>(Shape::kWarps * Shape::kDigits);
@@ -162,7 +166,7 @@ inline TokenPlace* sort_tokens(Context& context, const std::int32_t* tokens, int
     };
     TokenPlace* const from = to == a ? b : a;
     if (pass == 0)
-      run(UnsortedTokens{tokens, vocab_size});
+      run(UnsortedTokens{tokens, first, vocab_size});
     else
       run(SortedTokens{from});
     to = from;

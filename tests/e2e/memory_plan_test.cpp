@@ -100,9 +100,9 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
                                               : "h.*.mlp,h.0.attn"}));
   add_number("shard.check_replicas_every", draw.number(0, 3));
   add("shard.reshard_after_forward", draw.one_of({"on", "off"}));
-  add("shard.accumulate", draw.one_of({"sharded", "whole"}));
+  add("shard.accumulate", draw.one_of({"sharded", "sharded", "whole"}));
   add("shard.gradient_dtype", draw.one_of({"f32", "f32", "bf16"}));
-  add("shard.reduce_dtype", draw.one_of({"f32", "bf16"}));
+  add("shard.reduce_dtype", draw.one_of({"f32", "f32", "bf16"}));
   add_number("checkpoint.every", draw.number(0, 3));
   add("checkpoint.async", draw.one_of({"on", "off"}));
   add("checkpoint.what", draw.one_of({"all", "model"}));

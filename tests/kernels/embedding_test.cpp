@@ -1,5 +1,7 @@
 #include "kernels/embedding.h"
 
+#include <set>
+
 #include "kernels/cuda/launch/embedding.h"
 #include "tests/kernels/kernel_support.h"
 
@@ -212,6 +214,45 @@ TEST_CASE("the token sort starts few tiles, and sorts all digits of the largest 
   CHECK(Shape::passes(256) == 2);
   CHECK(Shape::passes(50257) == 2);
   CHECK(Shape::passes(65536) == 3);
+}
+
+TEST_CASE("embedding backward: rows have the bits of the whole gradient, and so has their sum") {
+  constexpr std::int64_t kLarge = 300, kFirst = 7, kCount = 200;
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t i = 0; i < 900; ++i) tokens.push_back(i % 2 == 0 ? 13 : i * i % 290);
+  const auto count = static_cast<std::int64_t>(tokens.size()), n = count + 5;
+  for_each_context([&](Context& context) {
+    for (const DType dtype : kComputingDTypes) {
+      for (const std::int64_t width : kWidths) {
+        CAPTURE(dtype_name(dtype));
+        CAPTURE(width);
+        const IndexBuffer indices({2, count / 2}, tokens);
+        const Buffer grad_y(dtype, {2, count / 2, width}, Buffer::normal(count * width, 6));
+        const DType sum = accumulator_dtype(dtype);
+        const Buffer whole(sum, {kLarge, width}, 7.0), part(sum, {kCount, width}, 7.0);
+        const Buffer rows(sum, {1, n, width}, 7.0), ids(DType::I32, {1, n});
+        const auto flat = [&](const Buffer& buffer, const Shape& shape) {
+          return dense_view(buffer.view().data, buffer.view().dtype, shape, buffer.view().device);
+        };
+        kernels::embedding_backward(context,
+                                    {indices.view(), grad_y.view(), whole.gradient(false)});
+        kernels::embedding_backward_rows(context, {indices.view(), grad_y.view(), kLarge,
+                                                   flat(rows, {n, width}), flat(ids, {n})});
+        const auto* const id = reinterpret_cast<const std::int32_t*>(ids.bytes().data());
+        std::multiset<std::int32_t> used(id, id + n);
+        used.erase(-1);
+        const std::set<std::int32_t> distinct(tokens.begin(), tokens.end());
+        CHECK(std::equal(used.begin(), used.end(), distinct.begin(), distinct.end()));
+
+        kernels::embedding_backward(context, {.tokens = ids.view(),
+                                              .grad_y = rows.view(),
+                                              .grad_token_weight = part.gradient(false),
+                                              .first_token = kFirst});
+        const auto from = whole.bytes().begin() + std::ssize(part.bytes()) / kCount * kFirst;
+        CHECK(std::equal(part.bytes().begin(), part.bytes().end(), from));
+      }
+    }
+  });
 }
 
 TEST_CASE("embedding backward skips unrequested gradients") {

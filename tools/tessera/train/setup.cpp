@@ -558,6 +558,7 @@ comm::ShardSpec shard_spec_of(const Config& config) {
   spec.reshard_after_forward = config.shard.reshard_after_forward == "on";
   spec.gather_ahead = static_cast<int>(config.shard.gather_ahead);
   spec.reduce_behind = static_cast<int>(config.shard.reduce_behind);
+  spec.tokens = config.train.micro_batch * config.model.seq_len;
   spec.compute = dtype(config.train.precision == "fp32");
   spec.master = dtype(config.train.precision != "bf16-true");
   if (config.lora.rank > 0) spec.frozen = spec.compute;  // not saved, so not needed in float32
