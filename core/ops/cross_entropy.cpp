@@ -26,11 +26,15 @@ std::int64_t most_logits_bytes(Device device) {
   return device.type == DeviceType::CUDA ? std::int64_t{1} << 30 : std::int64_t{64} << 20;
 }
 
+// Logits that take more bytes exist in quarters, or less, else in halves.
+constexpr std::int64_t kMuch = std::int64_t{256} << 20;
+
 std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device device,
                                std::int64_t wanted) {
   if (wanted > 0) return std::min(wanted, rows);
   std::int64_t most = std::clamp<std::int64_t>(most_logits_bytes(device) / row_bytes, 1, rows);
-  if (rows >= kRowsWorthSplitting) most = std::min(most, (rows + 1) / 2);
+  const std::int64_t parts = rows < kRowsWorthSplitting ? 1 : rows * row_bytes > kMuch ? 4 : 2;
+  most = std::min(most, (rows + parts - 1) / parts);
   const std::int64_t chunks = (rows + most - 1) / most;
   return (rows + chunks - 1) / chunks;
 }

@@ -165,7 +165,7 @@ TEST_CASE("doctor measures, and fails on an unwritable directory") {
   CHECK(bad.code == 1);
   CHECK(holds(bad.out, "FAILED"));
 
-  REQUIRE(found["libraries"].size() == 3);
+  REQUIRE(found["libraries"].size() == 4);
   for (const auto& library : found["libraries"])
     CHECK(holds(bad.out, library["name"].get<std::string>() + ": "));
   CHECK_FALSE(holds(bad.out, "there is no GPU for it"));
