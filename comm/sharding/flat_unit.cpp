@@ -159,8 +159,8 @@ bool FlatUnit::takes_rows() const {
   const bool is_wide = spec_.gradient == DType::F32 && spec_.reduction == DType::F32;
   if (!trainable_ || !splits_gradients_ || !is_wide || spec_.tokens == 0) return false;
   return parameters_.size() == 1 && shape.size() == 2 &&
-         shard_.world_size() * spec_.tokens * (shape[1] + 1) + segment_size() <
-             layout_.padded_size();
+         spec_.tokens <
+             (layout_.padded_size() - segment_size()) / (shard_.world_size() * (shape[1] + 1));
 }
 
 autograd::RowGradient FlatUnit::receive(std::int64_t count) {
@@ -280,12 +280,12 @@ void FlatUnit::zero_gaps() {
   zero(covered, layout_.padded_size());
 }
 
-void FlatUnit::start_reduce(bool last) {
+bool FlatUnit::start_reduce(bool last) {
   last_ = last;
   const bool reduces = trainable_ && (splits_gradients_ || last);
   if (reduces && !rows_.defined()) zero_gaps();
   reduced_ = true;  // from now on, gradients of this micro-batch would be lost
-  if (!reduces) return;
+  if (!reduces) return false;
   if (segment_gradient_) segment_gradient_->materialize();
   if (rows_.defined()) {
     whole_gradient_->release();  // exposed
@@ -293,7 +293,7 @@ void FlatUnit::start_reduce(bool last) {
     for (const Tensor& part : {row_ids_, rows_})
       reducing_.push_back(shard_.start_all_gather(part.view(), options("all_gather rows of")));
     group.end();
-    return;
+    return true;
   }
   if (splits()) {
     Tensor in = whole_gradient_view_;
@@ -315,6 +315,7 @@ void FlatUnit::start_reduce(bool last) {
   if (!splits() && spec_.gradient != DType::F32)
     kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
   whole_gradient_->set_available(false);  // until the next micro-batch
+  return true;
 }
 
 void FlatUnit::finish_reduce() {

@@ -84,8 +84,8 @@ class FlatUnit final : private StorageSupplier, private autograd::RowReceiver {
   /// Writes a gradient that arrived as rows into the parameter's grad(), until start_reduce().
   void expose_gradients();
   /// Zeros gradients of unused parameters and starts the sum over the shard group. `last`: last
-  /// micro-batch of the step.
-  void start_reduce(bool last);
+  /// micro-batch of the step. @return whether finish_reduce() has something to wait for
+  bool start_reduce(bool last);
   /// Waits for it; after the last micro-batch starts the sum over replicas.
   void finish_reduce();
   void finish_replicate();

@@ -28,7 +28,8 @@ struct ShardSpec {
 
   /// Most tokens of a rank's micro-batch, on any rank; 0: unknown. If known, the gradient of an
   /// embedding that is a unit of its own is sent as the rows of those tokens, where that takes less
-  /// memory than the whole. Needs split gradients, and gradients and reduction in f32.
+  /// memory than the whole. Needs split gradients, gradients and reduction in f32, and the same number
+  /// of lookups by all ranks of a shard group in a micro-batch.
   std::int64_t tokens = 0;
 
   DType compute = DType::F32;  ///< parameters that the model reads: f32 or bf16

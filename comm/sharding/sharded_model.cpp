@@ -353,11 +353,11 @@ void ShardedModel::begin_micro_batch(bool first, bool last) {
 
 void ShardedModel::start_reduce(FlatUnit& unit) {
   if (observer_ && unit.is_trainable()) {
+    drain_reductions(0);  // exposed gradients need memory
     unit.expose_gradients();
     observer_(unit);
   }
-  unit.start_reduce(last_);
-  reducing_.push_back(&unit);
+  if (unit.start_reduce(last_)) reducing_.push_back(&unit);
 }
 
 // Waits until at most `most` units are being reduced. The sums over replicas may take until the end

@@ -71,8 +71,8 @@ class ShardedModel final : public nn::UnitRuntime {
   /// Discards gathered copies. Call it after writing into pieces.
   void values_changed();
 
-  /// Sets a callback that gets each unit's local gradients before they are reduced; empty: none.
-  /// Its exceptions end backward.
+  /// Sets a callback that gets each unit's local gradients before they are reduced, to
+  /// read them; empty: none. Its exceptions end backward.
   void observe_gradients(std::function<void(const FlatUnit&)> observer);
   /// Sets an owner's callback, which step() calls before values change; empty: none.
   void before_update(const void* owner, std::function<void()> callback);

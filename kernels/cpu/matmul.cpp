@@ -48,7 +48,8 @@ void fill_zeros(auto* c, Index c_stride, Index m, Index n) {
 void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride, Index m,
               Index n, Index k, bool accumulate) {
   const auto op = [](bool transposed) { return transposed ? 'T' : 'N'; };
-  const Sgemm sgemm = m >= kRowsForLibrary ? product_library().sgemm : nullptr;
+  // Without terms oneDNN leaves c as it is.
+  const Sgemm sgemm = m >= kRowsForLibrary && k > 0 ? product_library().sgemm : nullptr;
   if (sgemm != nullptr && sgemm(op(a.transposed), op(b.transposed), m, n, k, a.data, a.stride,
                                 b.data, b.stride, accumulate ? 1.0F : 0.0F, c, c_stride))
     return;

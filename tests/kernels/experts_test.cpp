@@ -147,7 +147,7 @@ TEST_CASE("grouped products are those of each group's rows, with empty groups an
   };
   for_each_context_and_dtype([](Context& context, DType dtype) {
     for (const Size& s : {Size{1, 1, 1, 1, 1}, Size{40, 33, 31, 5, 4}, Size{150, 3, 70, 2, 2},
-                          Size{66, 64, 65, 8, 3}}) {
+                          Size{66, 64, 65, 8, 3}, Size{20, 131, 99, 5, 2}}) {
       CAPTURE(s.rows);
       const Groups groups(s.rows, s.groups, s.used);
       const IndexBuffer offsets({s.groups + 1}, groups.offsets);

@@ -206,7 +206,8 @@ TEST_CASE("matmul with k = 0 writes the bias or zero, or leaves the accumulator 
   for (const Types& types : kTypes)
     for (const bool accumulate : {false, true})
       for (const bool bias : {false, true})
-        check_case({3, 0, 5, types.operand, types.result, false, false, accumulate, bias});
+        for (const std::int64_t m : {3, 101})
+          check_case({m, 0, 5, types.operand, types.result, false, false, accumulate, bias});
 }
 
 TEST_CASE("a product is reproducible bit for bit, and releases scratch of bf16 products") {

@@ -1,5 +1,6 @@
 #include "tools/tessera/doctor/examine.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -79,6 +80,17 @@ Library examine_library(const char* name, const std::filesystem::path& plugin, c
   return out;
 }
 
+/// The newest oneDNN of this machine.
+const char* dnnl_library() {
+  for (const char* name : {"libdnnl.so.3", "libdnnl.so.2"}) {
+    void* const library = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+    if (library == nullptr) continue;
+    ::dlclose(library);
+    return name;
+  }
+  return "libdnnl.so";
+}
+
 int count_gpus(Gpus& out, const std::filesystem::path& driver) {
   try {
     return count_devices();
@@ -148,7 +160,7 @@ std::vector<Library> examine_libraries() {
                       "libnccl.so.2", "GPUs exchange data through host memory"),
       examine_library("oneDNN products",
                       Plugin::locate("libtessera_onednn.so", "TESSERA_ONEDNN_PLUGIN"),
-                      "libdnnl.so.2", "matrix products on the CPU use Eigen, which is slower")};
+                      dnnl_library(), "matrix products on the CPU use Eigen, which is slower")};
 }
 
 Gpus examine_gpus(const std::filesystem::path& driver) {

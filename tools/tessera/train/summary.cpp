@@ -25,8 +25,10 @@ std::string compute_text(Context& context) {
     return fmt::format("{} ({}), {} per rank", context.device().str(),
                        context.backend().description(), counted(threads, "host thread"));
   }
-  return fmt::format("cpu, {}, {} per rank, products by {}", cpu_level_name(context.cpu_level()),
-                     counted(threads, "thread"), kernels::product_library().name);
+  const kernels::ProductLibrary& products = kernels::product_library();
+  return fmt::format("cpu, {}, {} per rank, products by {}{}", cpu_level_name(context.cpu_level()),
+                     counted(threads, "thread"), products.name,
+                     products.problem.empty() ? "" : fmt::format(" ({})", products.problem));
 }
 
 std::string data_text(const RunSetup& setup) {
