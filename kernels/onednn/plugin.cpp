@@ -1,5 +1,6 @@
 #include <dnnl.h>
 #include <omp.h>
+#include <signal.h>
 
 #include <string>
 
@@ -19,6 +20,23 @@ class OneThread {
 
  private:
   int before_;
+};
+
+/// Blocks signals on this thread: some of oneDNN's AVX-512 kernels point the stack register into a
+/// buffer on the heap, and a signal handler's frame below it would overwrite other allocations.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
 };
 
 }  // namespace
@@ -41,6 +59,7 @@ TESSERA_EXPORT bool tessera_onednn_sgemm(char op_a, char op_b, std::int64_t m, s
                                          const float* b, std::int64_t b_stride, float beta,
                                          float* c, std::int64_t c_stride) {
   const OneThread one_thread;
+  const BlockedSignals blocked_signals;
   return dnnl_sgemm(op_a, op_b, m, n, k, 1.0F, a, a_stride, b, b_stride, beta, c, c_stride) ==
          dnnl_success;
 }

@@ -1,6 +1,9 @@
 #include "kernels/matmul.h"
 
+#include <sys/time.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 
@@ -191,6 +194,37 @@ TEST_CASE("large products, which oneDNN computes where it is found, match float6
           for (const bool bias : {false, true})
             check_case({103, 33, 211, types.operand, types.result, transpose_a, transpose_b,
                         accumulate, bias, 5});
+}
+
+TEST_CASE("signals during products leave the heap intact") {
+  static volatile std::sig_atomic_t signals = 0;
+  const auto before = std::signal(SIGALRM, [](int) { signals = signals + 1; });
+  const itimerval often{{0, 200}, {0, 200}}, never{};
+  REQUIRE(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+  const auto context = Context::create({.threads = 1});
+  for (int i = 0; i < 30; ++i)
+    for (const Size& s :
+         {Size{192, 32, 96}, Size{192, 128, 32}, Size{103, 33, 211}, Size{512, 576, 576}})
+      for (const bool transpose_a : {false, true})
+        for (const bool transpose_b : {false, true}) {
+          // Memory of their own, so that malloc checks the heap.
+          std::vector<float> a(static_cast<std::size_t>(s.m * s.k), 1.0F),
+              b(static_cast<std::size_t>(s.k * s.n), 1.0F), c(static_cast<std::size_t>(s.m * s.n));
+          const auto view = [](std::vector<float>& of, std::int64_t rows, std::int64_t columns,
+                               bool transposed) {
+            return dense_view(of.data(), DType::F32,
+                              transposed ? Shape{columns, rows} : Shape{rows, columns});
+          };
+          matmul(*context, {.a = view(a, s.m, s.k, transpose_a),
+                            .b = view(b, s.k, s.n, transpose_b),
+                            .c = view(c, s.m, s.n, false),
+                            .transpose_a = transpose_a,
+                            .transpose_b = transpose_b});
+          REQUIRE(c.back() == static_cast<float>(s.k));
+        }
+  REQUIRE(::setitimer(ITIMER_REAL, &never, nullptr) == 0);
+  std::signal(SIGALRM, before);
+  CHECK(signals > 0);
 }
 
 TEST_CASE("matmul sums thousands of terms, and splits rows over threads") {
