@@ -75,7 +75,9 @@ std::vector<std::string> find_rank_files(const fs::path& dir) {
 class Assembly {
  public:
   Assembly(std::unique_ptr<ShardedSource> source, std::vector<std::string> files)
-      : source_(std::move(source)), files_(std::move(files)) {}
+      : source_(std::move(source)),
+        files_(std::move(files)),
+        where_(files_.size() == 1 ? path(0) : source_->path().string()) {}
 
   void add(std::uint32_t file, const SavedState& state) {
     objects_.insert(state.objects.begin(), state.objects.end());
@@ -100,17 +102,15 @@ class Assembly {
         different_.empty() || has_parts,
         "{}: {}, and may be parts of larger ones, which plain tensors do not say; save DTensors or "
         "whole tensors",
-        source_->path().string(), different_);
+        where_, different_);
     if (!different_.empty()) {
-      source_->warn({fmt::format("{}: {}; those of {} are written", source_->path().string(),
-                                 different_, files_.front())});
+      source_->warn({fmt::format("{}: {}; the first are written", where_, different_)});
     }
     for (auto& [name, whole] : wholes_) {
       const SavedTensor& tensor = whole.tensor;
       std::vector<const Box*> boxes;
       for (const StoredBlock& block : whole.blocks) boxes.push_back(&block.box);
-      check_boxes(tensor.shape, boxes, kMaxPartsOfRow,
-                  fmt::format("{}: tensor {}", source_->path().string(), name));
+      check_boxes(tensor.shape, boxes, kMaxPartsOfRow, fmt::format("{}: tensor {}", where_, name));
       source_->add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
                    std::move(whole.blocks), tensor.top_key);
     }
@@ -154,6 +154,7 @@ class Assembly {
 
   std::unique_ptr<ShardedSource> source_;
   std::vector<std::string> files_;
+  const std::string where_;
   std::map<std::string, Whole> wholes_;
   std::set<std::string> objects_;
   std::string different_;
@@ -188,6 +189,8 @@ bool is_saved_file(const fs::path& path) {
 }
 
 std::unique_ptr<ShardedSource> open_saved_file(const fs::path& file) {
+  require(!parse_rank_name(file.filename().string()),
+          "{} is the file of one rank; give the directory with those of all ranks", file.string());
   const File opened = File::open(file);
   const SavedState state = read_saved_state(ByteRange(opened, 0, opened.size()));
   const fs::path dir = file.has_parent_path() ? file.parent_path() : fs::path(".");

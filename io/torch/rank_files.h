@@ -20,7 +20,8 @@ std::unique_ptr<ShardedSource> open_rank_files(const fs::path& dir);
 /// Whether a path is a file with an extension that torch.save's users choose: .ckpt, .pt, .pth, .bin.
 bool is_saved_file(const fs::path& path);
 /// Opens a file of one torch.save: a state dict, or a checkpoint of PyTorch Lightning or of a
-/// program's own with one in it. @throws as read_saved_state
+/// program's own with one in it. @throws InvalidArgument on the file of one rank of several; as
+/// read_saved_state
 std::unique_ptr<ShardedSource> open_saved_file(const fs::path& file);
 
 }  // namespace tessera::io

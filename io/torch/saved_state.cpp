@@ -17,9 +17,9 @@ namespace {
 
 constexpr int kMaxNesting = 16;           // dicts in dicts
 constexpr std::size_t kMaxMeshAxes = 16;  // PyTorch's recipes have at most 5
-// Minimum bytes of an archive per entry of its dicts. Limits the work, because a small pickle can
-// repeat one dict.
-constexpr std::int64_t kLeastBytesPerEntry = 16;
+// Minimum bytes of a pickle per entry of its dicts and per tensor. Limits the work, because a small
+// pickle can repeat one dict.
+constexpr std::int64_t kLeastEntry = 2, kLeastTensor = 32;
 
 // Modules of a class differ between versions of PyTorch, so that its name alone counts.
 bool is_torch(const PickleGlobal& global, std::string_view name) {
@@ -118,7 +118,7 @@ class StateReader {
   explicit StateReader(const ByteRange& archive)
       : archive_(archive, kMaxTorchDict, {}, UnknownGlobals::Inert),
         where_(archive.name()),
-        max_entries_(archive.size() / kLeastBytesPerEntry) {}
+        budget_(archive_.pickle_bytes()) {}
 
   SavedState run() {
     const PickleValue& root = archive_.root();
@@ -152,7 +152,7 @@ class StateReader {
       const PickleValue &key = *dict.items()[i], &value = *dict.items()[i + 1];
       require<Unsupported>(key.is(PickleKind::Str), "{}: a key is {}, expected a name", where_,
                            pickle_kind_name(key.kind));
-      count_entry();
+      spend(kLeastEntry);
       require<CorruptCheckpoint>(!key.text().empty() &&
                                      prefix.size() + key.text().size() <= kMaxTensorName &&
                                      key.text().find('\0') == std::string_view::npos,
@@ -182,6 +182,7 @@ class StateReader {
         "{}: a flat parameter of FSDP (LOCAL_STATE_DICT), and the file does not record which "
         "weights it consists of; save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT",
         value.where());
+    spend(kLeastTensor);
     SavedTensor& result = state_.tensors.emplace_back(SavedTensor{name, top_key, {}, {}, {}, {}});
     if (is_plain) {
       const TorchTensor tensor = archive_.tensor(value.value(), name);
@@ -210,7 +211,7 @@ class StateReader {
     }
     const PickleReader shards = state.element(0);
     for (std::size_t i = 0; i < shards.elements().size(); ++i) {
-      count_entry();
+      spend(kLeastTensor);
       const PickleReader metadata = shards.element(i).at("metadata");
       add_part(result, shards.element(i).at("tensor"),
                {metadata.at("shard_offsets").shape(), metadata.at("shard_sizes").shape()});
@@ -240,16 +241,17 @@ class StateReader {
     if (numel(box.shape) > 0) result.stored.push_back({box, tensor});
   }
 
-  void count_entry() {
-    require<CorruptCheckpoint>(++entries_ <= max_entries_,
-                               "{}: more than {} entries, too many for a file of its size", where_,
-                               max_entries_);
+  void spend(std::int64_t bytes) {
+    budget_ -= bytes;
+    require<CorruptCheckpoint>(budget_ >= 0,
+                               "{}: more entries than a pickle of {} bytes holds unless it repeats "
+                               "them",
+                               where_, archive_.pickle_bytes());
   }
 
   TorchArchive archive_;
   const std::string where_;
-  const std::int64_t max_entries_;
-  std::int64_t entries_ = 0;
+  std::int64_t budget_;  // bytes of the pickle that are left for entries and tensors
   SavedState state_;
 };
 

@@ -30,7 +30,7 @@ struct SavedState {
 };
 
 /// Reads the descriptions of all tensors: plain ones, DTensors (Shard, _StridedShard, Replicate on
-/// meshes of any dims) and ShardedTensors, as PyTorch 2.0 to 2.15 pickle them. Executes nothing;
+/// meshes of up to 16 axes) and ShardedTensors (tested with PyTorch 2.6 and 2.15). Executes nothing;
 /// objects of unknown classes are inert (see UnknownGlobals), so hyperparameters may be of any kind.
 /// Lists, dicts without tensors, and dicts with other keys than strings count as one object each.
 /// @throws Unsupported on FSDP's flat parameters (LOCAL_STATE_DICT), an unknown tensor class or

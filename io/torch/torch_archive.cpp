@@ -118,6 +118,7 @@ TorchArchive::TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
     require<Unsupported>(text == "little",
                          "{}: byteorder is \"{}\"; tessera reads little-endian data", where_, text);
   }
+  pickle_bytes_ = pickle_entry->size;
   pickle_.emplace(read_zip_entry(archive, *pickle_entry, max_pickle), known_, where_ + ", data.pkl",
                   Pickle::kMaxMemory, unknown);
 }

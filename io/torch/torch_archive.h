@@ -78,6 +78,7 @@ class TorchArchive {
   TorchArchive& operator=(const TorchArchive&) = delete;
 
   const PickleValue& root() const { return pickle_->root(); }
+  std::int64_t pickle_bytes() const { return pickle_bytes_; }
   /// @param value  a pickled tensor or parameter
   /// @param name   of the value, for messages; empty: the root
   /// @throws Unsupported on another object, a dtype that safetensors lacks too, or a pending
@@ -90,6 +91,7 @@ class TorchArchive {
   std::vector<PickleGlobal> known_;
   ZipDirectory directory_;
   std::string folder_;
+  std::int64_t pickle_bytes_ = 0;
   std::optional<Pickle> pickle_;
 };
 
