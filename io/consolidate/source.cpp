@@ -225,7 +225,7 @@ bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
 /// Reads the configuration of another program's source, unless the export needs none.
 void find_config(ConsolidateSource& result, const ShardedSource& source,
                  const ConsolidateOptions& options, const NameRules& rules) {
-  const fs::path file = options.config_file.value_or(source.path() / kConfigFile);
+  const fs::path file = options.config_file.value_or(source.config_dir() / kConfigFile);
   if (!options.config_file && !is_there(file)) {
     require(options.format == ExportFormat::Safetensors,
             "{} is a {} without config.json, so its model is unknown; give a config.json with "
@@ -416,7 +416,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
     result.sources.push_back(std::move(owned));
   }
   require(!wants_optimizer(options) || !result.optimizer.empty(),
-          "{} is a {} and holds no optimizer state", result.path.string(), result.kind);
+          "{} is a {} and holds no optimizer state under names of weights", result.path.string(),
+          result.kind);
   require(!wants_weights(options) || !result.weights.empty(), "{} is a {} and holds no weights",
           result.path.string(), result.kind);
   if (options.format == ExportFormat::HF && !result.config) check_other_model(result);

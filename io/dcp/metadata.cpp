@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
-#include "io/pickle/pickle.h"
+#include "io/pickle/pickle_reader.h"
 #include "io/pump/box.h"
 #include "io/safetensors/header.h"
 #include "io/torch/torch_archive.h"
@@ -16,8 +16,6 @@ namespace {
 
 // Minimum bytes per chunk. Limits the work, because a small pickle can repeat one list of chunks.
 constexpr std::int64_t kLeastBytesPerChunk = 16;
-// Maximum number of an object's fields; PyTorch's classes have fewer than 10.
-constexpr std::size_t kMaxFields = 64;
 // Maximum number of chunks that share a row of dim 0; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Modules of the classes in PyTorch 2; kOld...: in PyTorch 1.13.
@@ -26,7 +24,6 @@ constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.met
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
-constexpr PickleGlobal kSize{"torch", "Size"};
 
 std::vector<PickleGlobal> metadata_globals() {
   std::vector<PickleGlobal> known = {{kModule, "TensorProperties"},
@@ -42,7 +39,7 @@ std::vector<PickleGlobal> metadata_globals() {
                                      {"pathlib", "WindowsPath"},
                                      {"pathlib._local", "PosixPath"},
                                      {"pathlib._local", "WindowsPath"},
-                                     kSize,
+                                     kTorchSize,
                                      kOrderedDict};
   for (const std::string_view module : {kModule, kOldModule}) {
     for (const char* name : {"Metadata", "TensorStorageMetadata", "BytesStorageMetadata",
@@ -53,99 +50,6 @@ std::vector<PickleGlobal> metadata_globals() {
   for (const TorchDType& dtype : kTorchDTypes) known.push_back({"torch", dtype.name});
   return known;
 }
-
-/// Typed access to a value of a pickle. Errors name the path to the value.
-class PickleReader {
- public:
-  PickleReader(const PickleValue& value, std::string where)
-      : value_(&value), where_(std::move(where)) {}
-
-  const PickleValue& value() const { return *value_; }
-  const std::string& where() const { return where_; }
-
-  template <typename... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) const {
-    throw CorruptCheckpoint("{}: {}", where_, fmt::format(text, std::forward<Args>(args)...));
-  }
-  const PickleValue& expect(PickleKind kind) const {
-    if (!value_->is(kind)) {
-      fail("expected {}, found {}", pickle_kind_name(kind), pickle_kind_name(value_->kind));
-    }
-    return *value_;
-  }
-  std::string_view text() const { return expect(PickleKind::Str).text(); }
-  std::int64_t integer(std::int64_t low = 0) const {
-    const std::int64_t number = expect(PickleKind::Int).integer;
-    if (number < low) fail("found {}, expected {} or more", number, low);
-    return number;
-  }
-  bool is_none() const { return value_->is(PickleKind::None); }
-
-  /// Whether this is an object of a class with this name, in any module.
-  bool is_object(std::string_view name) const {
-    return value_->is(PickleKind::Object) && value_->global->name == name;
-  }
-  void expect_object(std::string_view name) const {
-    if (is_object(name)) return;
-    fail("expected an object of {}, found {}{}", name, pickle_kind_name(value_->kind),
-         value_->is(PickleKind::Object) ? fmt::format(" of {}", value_->global->name) : "");
-  }
-  PickleReader at(std::string_view field) const {
-    const PickleReader found = find(field);
-    if (found.value_ == nullptr) fail("the field \"{}\" is missing", field);
-    return found;
-  }
-  /// A field of the object's state; None if absent.
-  PickleReader get(std::string_view field) const {
-    static const PickleValue kNone{};
-    PickleReader found = find(field);
-    if (found.value_ == nullptr) found.value_ = &kNone;
-    return found;
-  }
-
-  Shape shape() const {
-    const PickleValue* tuple = value_;
-    if (value_->is_object(kSize)) {
-      if (value_->args->items().size() != 1)
-        fail("torch.Size of {} values", value_->args->items().size());
-      tuple = value_->args->items().front();
-    }
-    const PickleReader sizes(*tuple, where_);
-    if (!tuple->is(PickleKind::List)) sizes.expect(PickleKind::Tuple);
-    require<Unsupported>(tuple->items().size() <= Shape::kMaxDims,
-                         "{}: {} dims; tessera reads at most {}", where_, tuple->items().size(),
-                         int{Shape::kMaxDims});
-    Shape shape;
-    for (const PickleValue* size : tuple->items())
-      shape.push_back(PickleReader(*size, where_).integer());
-    return shape;
-  }
-
-  /// Calls f(key, value) for the entries of a dict.
-  template <typename F>
-  void for_each(F&& f) const {
-    if (!value_->is_object(kOrderedDict)) expect(PickleKind::Dict);
-    for (std::size_t i = 0; i + 1 < value_->items().size(); i += 2) {
-      f(*value_->items()[i], *value_->items()[i + 1]);
-    }
-  }
-
- private:
-  PickleReader() = default;
-  PickleReader find(std::string_view field) const {
-    PickleReader found;
-    found.where_ = fmt::format("{}: {}", where_, field);
-    if (value_->is(PickleKind::Object) && value_->state && value_->state->is(PickleKind::Dict)) {
-      // Limits the linear search below, because many objects may share one large state.
-      const std::size_t entries = value_->state->items().size() / 2;
-      if (entries > kMaxFields) fail("{} fields; at most {} are accepted", entries, kMaxFields);
-      found.value_ = value_->state->find(field);
-    }
-    return found;
-  }
-  const PickleValue* value_ = nullptr;
-  std::string where_;
-};
 
 /// Storage locations of chunks, by tensor name and offsets.
 class StorageLocations {

@@ -9,6 +9,7 @@
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
 #include "io/source/open_sharded.h"
+#include "io/torch/rank_files.h"
 
 namespace tessera::io {
 namespace {
@@ -69,10 +70,11 @@ Json read_hf_config(const fs::path& file) {
 void require_model_directory(const fs::path& path) {
   std::error_code error;
   require<IoError>(is_there(path), "{} does not exist", path.string());
-  require(fs::is_directory(path, error),
-          "{} is a file; give a checkpoint, a run, or the directory of a Hugging Face model or of "
-          "a PyTorch Distributed Checkpoint",
-          path.string());
+  require(
+      fs::is_directory(path, error) || is_saved_file(path),
+      "{} is a file; give a checkpoint, a run, a file of torch.save (.ckpt, .pt, .pth, .bin), or "
+      "the directory of a Hugging Face model or of PyTorch's shards",
+      path.string());
 }
 
 namespace {
@@ -135,11 +137,11 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
   }
   require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
-  const fs::path config = path / "config.json";
+  const fs::path config = source->config_dir() / "config.json";
   require(is_there(config),
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
-          "Hugging Face model into it, or `tessera consolidate` it with --config",
-          path.string(), source->kind());
+          "Hugging Face model to {}, or `tessera consolidate` it with --config",
+          path.string(), source->kind(), config.string());
   Json section = read_hf_config(config);
   const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
   return std::make_unique<FamilySource>(family, std::move(source), std::move(section), NameRules{},

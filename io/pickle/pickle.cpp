@@ -139,12 +139,13 @@ const PickleValue* PickleValue::find(std::string_view key) const {
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, std::span<const PickleGlobal> known, const std::string& source,
-                std::int64_t max_memory)
+                std::int64_t max_memory, UnknownGlobals unknown)
       : text_(*pickle.text_),
         memory_(*pickle.memory_),
         known_(known),
         source_(source),
-        max_memory_(max_memory) {}
+        max_memory_(max_memory),
+        inert_(unknown == UnknownGlobals::Inert) {}
 
   const PickleValue* run() {
     check(!text_.empty() && take<std::uint8_t>() == kProtocol,
@@ -200,9 +201,13 @@ class PickleMachine {
     check(allocated_ <= max_memory_, "its values take more than {} bytes", max_memory_);
     return memory_.allocate(bytes, alignof(PickleValue));
   }
+  template <typename T>
+  T* make() {
+    static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= alignof(PickleValue));
+    return new (allocate(sizeof(T))) T;
+  }
   PickleValue* make(PickleKind kind) {
-    static_assert(std::is_trivially_destructible_v<PickleValue>);
-    auto* const value = new (allocate(sizeof(PickleValue))) PickleValue;
+    auto* const value = make<PickleValue>();
     value->kind = kind;
     return value;
   }
@@ -277,8 +282,8 @@ class PickleMachine {
     check(kind != PickleKind::Dict || n % 2 == 0, "a key has no value");
     const auto values = last(n + 1);
     const PickleValue* const target = values.front();
-    const bool is_right =
-        target->is(kind) || (kind == PickleKind::Dict && target->is(PickleKind::Object));
+    const bool is_right = target->is(kind) ||
+                          ((kind == PickleKind::Dict || inert_) && target->is(PickleKind::Object));
     add_items(container(target, is_right, pickle_kind_name(kind)), values.subspan(1));
     drop(n);
   }
@@ -292,6 +297,7 @@ class PickleMachine {
     push(value);
   }
   void push_long(std::size_t bytes) {
+    if (inert_ && bytes > sizeof(std::int64_t)) return push_text(PickleKind::Bytes, bytes);
     check(bytes <= sizeof(std::int64_t), "an integer of {} bytes; at most 8 are accepted", bytes);
     const std::string_view digits = take_bytes(bytes);
     // Sign-extends negative numbers.
@@ -323,12 +329,18 @@ class PickleMachine {
     check(module.size() <= kMaxName && name.size() <= kMaxName, "names a global in {} bytes",
           module.size() + name.size());
     const auto found = std::ranges::find(known_, PickleGlobal{module, name});
-    require<Unsupported>(found != known_.end(),
+    require<Unsupported>(found != known_.end() || inert_,
                          "{}: pickle, byte {}: refused {}.{}, which is not needed to read tensors; "
                          "nothing was executed",
                          source_, opcode_, module, name);
     PickleValue* const value = make(PickleKind::Global);
-    value->global = &*found;
+    if (found != known_.end()) {
+      value->global = &*found;
+    } else {
+      auto* const unknown = make<PickleGlobal>();
+      *unknown = {module, name};
+      value->global = unknown;
+    }
     push(value);
   }
   void push_stack_global() {
@@ -342,12 +354,13 @@ class PickleMachine {
   void push_object() {
     const PickleValue* const args = pop();
     const PickleValue* const callee = pop();
-    check(callee->is(PickleKind::Global), "calls {}, expected a class",
+    check(callee->is(PickleKind::Global) || inert_, "calls {}, expected a class",
           pickle_kind_name(callee->kind));
     check(args->is(PickleKind::Tuple), "calls with {}, expected a tuple",
           pickle_kind_name(args->kind));
     PickleValue* const value = make(PickleKind::Object);
-    value->global = callee->global;
+    static constexpr PickleGlobal kComputed{};
+    value->global = callee->is(PickleKind::Global) ? callee->global : &kComputed;
     value->args = args;
     nest(value, args);
     push(value);
@@ -477,6 +490,7 @@ class PickleMachine {
   std::span<const PickleGlobal> known_;
   const std::string& source_;
   const std::int64_t max_memory_;
+  const bool inert_;
   std::uint64_t position_ = 0;
   std::uint64_t opcode_ = 0;  // position of the current opcode
   std::int64_t allocated_ = 0;
@@ -487,10 +501,10 @@ class PickleMachine {
 };
 
 Pickle::Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
-               std::int64_t max_memory)
+               std::int64_t max_memory, UnknownGlobals unknown)
     : text_(std::make_unique<std::string>(std::move(text))),
       memory_(std::make_unique<std::pmr::monotonic_buffer_resource>()) {
-  root_ = PickleMachine(*this, known, source, max_memory).run();
+  root_ = PickleMachine(*this, known, source, max_memory, unknown).run();
 }
 
 }  // namespace tessera::io

@@ -44,7 +44,7 @@ struct PickleValue {
   std::uint32_t capacity = 0;
   union {
     std::int64_t integer = 0;
-    const PickleGlobal* global;  ///< one of the `known` globals of Pickle
+    const PickleGlobal* global;  ///< one of the `known` globals of Pickle, or an inert one
   };
   const void* data = nullptr;  ///< the text, or an array of pointers to the items
   std::size_t size = 0;        ///< bytes of the text, or number of items
@@ -67,18 +67,28 @@ struct PickleValue {
   const PickleValue* find(std::string_view key) const;
 };
 
+/// Treatment of globals that a caller of Pickle does not list.
+enum class UnknownGlobals : std::uint8_t {
+  Refuse,
+  Inert,  ///< keep their names, and their objects as plain data, for states with arbitrary objects
+};
+
 /// A parsed pickle. Owns its values and the text that they point into.
 class Pickle {
  public:
+  static constexpr std::int64_t kMaxMemory = std::int64_t{4} << 30;  // bytes
+
   /// Parses a pickle of protocol 2 to 5 as plain data. Executes and imports nothing: a call becomes
   /// an Object with the callee and its arguments.
   /// @param known       accepted globals; must outlive this
   /// @param source      named in errors
   /// @param max_memory  maximum bytes of all values
+  /// @param unknown     Inert also accepts calls of computed callees, whose object has an unnamed
+  ///                    global; items of any object; and integers over 64 bits, as Bytes
   /// @throws Unsupported naming an unknown global, or an opcode that writers of tensors do not use;
   ///         CorruptCheckpoint on malformed input or an exceeded limit
   Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
-         std::int64_t max_memory = std::int64_t{4} << 30);
+         std::int64_t max_memory = kMaxMemory, UnknownGlobals unknown = UnknownGlobals::Refuse);
 
   const PickleValue& root() const { return *root_; }
 

@@ -18,7 +18,8 @@ namespace {
 constexpr std::array<std::string_view, 3> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
                                                        "_checkpoint_wrapped_module"};
 constexpr std::string_view kModelPrefix = "model.", kModulePrefix = "module.";
-constexpr std::array<std::string_view, 4> kModelKeys = {"model", "module", "models", "state_dict"};
+constexpr std::array<std::string_view, 5> kModelKeys = {"model", "module", "models", "state_dict",
+                                                        "model_state_dict"};
 constexpr std::array<std::string_view, 9> kOptimizerKeys = {
     "optimizer",        "optimizers",           "optim",       "optims",          "optimizer_state",
     "optimizer_states", "optimizer_state_dict", "optim_state", "optim_state_dict"};
@@ -188,7 +189,8 @@ TensorName classify(std::string_view source, std::string_view top_key, bool keye
   } else if (contains(kOtherKeys, first) || (keyed && !is_model_key(top_key))) {
     result.role = TensorRole::Other;
   } else {
-    if (rules.model_levels && is_model_key(top_key) && source.size() > top_key.size() &&
+    const bool strips = rules.strip_wrappers && rules.prefixes.empty();
+    if (strips && is_model_key(top_key) && source.size() > top_key.size() &&
         source.starts_with(top_key) && source[top_key.size()] == '.') {
       source.remove_prefix(top_key.size() + 1);
     }

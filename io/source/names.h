@@ -9,14 +9,14 @@ namespace tessera::io {
 
 /// Rules that derive the names of a model's tensors from names in another program's checkpoint.
 struct NameRules {
-  /// Remove the parts added by wrappers: `_orig_mod` (torch.compile), `_fsdp_wrapped_module` and
-  /// `_checkpoint_wrapped_module` anywhere between dots, and all leading `model.` and `module.`.
+  /// Remove the outermost key of a nested dict from names of weights, and the parts added by
+  /// wrappers: `_orig_mod` (torch.compile), `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`
+  /// anywhere between dots, and all leading `model.` and `module.`.
   bool strip_wrappers = true;
   /// If not empty, replaces strip_wrappers: removes each prefix once, in this order.
   std::vector<std::string> prefixes = {};
   /// Maximum number of leading `model.` that strip_wrappers removes from names of weights, and from
   /// those inside names of optimizer state; a negative number is added instead. Empty: removes all.
-  /// If set, the outermost key of a nested dict is first removed from names of weights.
   struct ModelLevels {
     int weights = 0, state = 0;
   };

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
 #include "io/safetensors/directory.h"
+#include "io/torch/rank_files.h"
 #include "io/torch/torch_directory.h"
 
 namespace tessera::io {
@@ -19,28 +20,33 @@ void refuse_parent_of_shards(const fs::path& dir) {
           found.empty() ? "" : found.back().string());
 }
 
-bool is_sharded(const fs::path& dir) {
+bool is_sharded(const fs::path& path) {
   std::error_code error;
-  return fs::is_directory(dir, error) && (is_safetensors_directory(dir) || is_dcp(dir) ||
-                                          is_dcp_safetensors(dir) || is_torch_directory(dir));
+  if (!fs::is_directory(path, error)) return is_saved_file(path);
+  return is_safetensors_directory(path) || is_dcp(path) || is_dcp_safetensors(path) ||
+         is_torch_directory(path) || is_rank_files(path);
 }
 
-std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
                                             std::optional<std::int64_t> shards) {
   std::unique_ptr<ShardedSource> source;
-  if (is_safetensors_directory(dir)) {
-    source = open_safetensors_directory(dir);
-  } else if (is_dcp(dir)) {
-    source = open_dcp(dir);
-  } else if (is_dcp_safetensors(dir)) {
-    return open_dcp_safetensors(dir, shards);
-  } else if (is_torch_directory(dir)) {
-    source = open_torch_directory(dir);
+  if (is_saved_file(path)) {
+    source = open_saved_file(path);
+  } else if (is_safetensors_directory(path)) {
+    source = open_safetensors_directory(path);
+  } else if (is_dcp(path)) {
+    source = open_dcp(path);
+  } else if (is_dcp_safetensors(path)) {
+    return open_dcp_safetensors(path, shards);
+  } else if (is_torch_directory(path)) {
+    source = open_torch_directory(path);
+  } else if (is_rank_files(path)) {
+    source = open_rank_files(path);
   } else {
-    refuse_parent_of_shards(dir);
+    refuse_parent_of_shards(path);
   }
   require(!shards || !source, "{} is a {}, which records its number of shards; omit --shards",
-          dir.string(), source ? source->kind() : "");
+          path.string(), source ? source->kind() : "");
   return source;
 }
 

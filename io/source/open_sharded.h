@@ -8,19 +8,20 @@
 
 namespace tessera::io {
 
-/// Whether open_sharded recognizes the files of a directory.
-bool is_sharded(const fs::path& dir);
+/// Whether open_sharded recognizes a file, or the files of a directory.
+bool is_sharded(const fs::path& path);
 
 /// @throws InvalidArgument, with advice, if subdirectories are Distributed Checkpoints
 void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch
-/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
+/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form, or FSDP's files of
+/// each rank; or a file of torch.save (see is_saved_file).
 /// @param shards  expected number of shards, which only the safetensors form does not record
-/// @return null for any other directory
+/// @return null for any other path
 /// @throws InvalidArgument as refuse_parent_of_shards, and if `shards` is given for another form;
 ///         errors of the open functions of each form
-std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
+std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
                                             std::optional<std::int64_t> shards = {});
 
 }  // namespace tessera::io

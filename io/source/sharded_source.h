@@ -30,9 +30,10 @@ struct StoredBlock {
 class ShardedSource final : public TensorSource {
  public:
   /// @param kind  format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP
-  ///              (PyTorch DCP)", "PyTorch DCP as safetensors"
+  ///              (PyTorch DCP)", "PyTorch DCP as safetensors", "PyTorch FSDP rank files"; or of its
+  ///              file: "PyTorch Lightning checkpoint", "PyTorch file"
   ShardedSource(fs::path dir, std::string kind)
-      : dir_(std::move(dir)), kind_(std::move(kind)), open_files_(dir_) {}
+      : dir_(std::move(dir)), config_dir_(dir_), kind_(std::move(kind)), open_files_(dir_) {}
 
   /// @param dtype              as in the source
   /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
@@ -44,9 +45,12 @@ class ShardedSource final : public TensorSource {
   /// @param archives  whether blocks are torch.save archives, not bare elements
   void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives);
   void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
+  void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const std::string& kind() const { return kind_; }
+  /// Directory of the model's config.json and tokenizer, if it has them; path() by default.
+  const fs::path& config_dir() const { return config_dir_; }
   /// Names of entries that are not tensors.
   const std::vector<std::string>& objects() const { return objects_; }
   /// A tensor of a dtype that tessera lacks.
@@ -95,6 +99,7 @@ class ShardedSource final : public TensorSource {
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
 
   const fs::path dir_;
+  fs::path config_dir_;
   const std::string kind_;
   std::vector<TensorInfo> infos_;
   std::vector<std::string> top_keys_, objects_, files_, warnings_;

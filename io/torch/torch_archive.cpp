@@ -13,7 +13,6 @@ namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;  // of one tensor
-constexpr std::int64_t kMaxDict = std::int64_t{256} << 20;
 
 constexpr PickleGlobal kRebuildV2{"torch._utils", "_rebuild_tensor_v2"};
 constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
@@ -94,7 +93,7 @@ std::string_view safetensors_from_torch(std::string_view name) {
 }
 
 TorchArchive::TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
-                           std::span<const PickleGlobal> more)
+                           std::span<const PickleGlobal> more, UnknownGlobals unknown)
     : archive_(archive),
       where_(archive.name()),
       known_(std::begin(kTensorGlobals), std::end(kTensorGlobals)),
@@ -119,8 +118,9 @@ TorchArchive::TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
     require<Unsupported>(text == "little",
                          "{}: byteorder is \"{}\"; tessera reads little-endian data", where_, text);
   }
-  pickle_.emplace(read_zip_entry(archive, *pickle_entry, max_pickle), known_,
-                  where_ + ", data.pkl");
+  pickle_bytes_ = pickle_entry->size;
+  pickle_.emplace(read_zip_entry(archive, *pickle_entry, max_pickle), known_, where_ + ", data.pkl",
+                  Pickle::kMaxMemory, unknown);
 }
 
 TorchTensor TorchArchive::tensor(const PickleValue& value, const std::string& name) const {
@@ -197,7 +197,7 @@ TorchTensor read_torch_tensor(const ByteRange& archive) {
   return file.tensor(file.root(), "");
 }
 
-TorchStateDict read_torch_state_dict(const ByteRange& archive) {
+void require_torch_archive(const ByteRange& archive) {
   constexpr std::string_view kPointer = "version https://git-lfs";
   const auto head = std::min<std::int64_t>(archive.size(), std::ssize(kPointer));
   require<Unsupported>(archive.read(0, head) != kPointer,
@@ -207,7 +207,11 @@ TorchStateDict read_torch_state_dict(const ByteRange& archive) {
                        "{} is no zip archive: PyTorch before 1.6 wrote it; load and save it once "
                        "with a newer PyTorch",
                        archive.name());
-  const TorchArchive file(archive, kMaxDict);
+}
+
+TorchStateDict read_torch_state_dict(const ByteRange& archive) {
+  require_torch_archive(archive);
+  const TorchArchive file(archive, kMaxTorchDict);
   const PickleValue& root = file.root();
   require<Unsupported>(root.is(PickleKind::Dict) || root.is_object(kOrderedDict),
                        "{} holds {}, expected a dict of tensors", archive.name(),

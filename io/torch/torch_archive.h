@@ -45,6 +45,9 @@ inline constexpr TorchDType kTorchDTypes[] = {
     {"float8_e8m0fnu", "", "F8_E8M0"},
 };
 
+/// Maximum bytes of the pickle of a state dict.
+inline constexpr std::int64_t kMaxTorchDict = std::int64_t{256} << 20;
+
 /// safetensors name of a PyTorch dtype ("F32" for "float32"); empty if there is none.
 std::string_view safetensors_from_torch(std::string_view name);
 
@@ -69,11 +72,13 @@ class TorchArchive {
   /// @param more        accepted globals besides those of plain tensors and dicts
   /// @throws Unsupported if it is another file or big-endian, or as Pickle; CorruptCheckpoint, IoError
   TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
-               std::span<const PickleGlobal> more = {});
+               std::span<const PickleGlobal> more = {},
+               UnknownGlobals unknown = UnknownGlobals::Refuse);
   TorchArchive(const TorchArchive&) = delete;
   TorchArchive& operator=(const TorchArchive&) = delete;
 
   const PickleValue& root() const { return pickle_->root(); }
+  std::int64_t pickle_bytes() const { return pickle_bytes_; }
   /// @param value  a pickled tensor or parameter
   /// @param name   of the value, for messages; empty: the root
   /// @throws Unsupported on another object, a dtype that safetensors lacks too, or a pending
@@ -86,8 +91,12 @@ class TorchArchive {
   std::vector<PickleGlobal> known_;
   ZipDirectory directory_;
   std::string folder_;
+  std::int64_t pickle_bytes_ = 0;
   std::optional<Pickle> pickle_;
 };
+
+/// @throws Unsupported, with advice, if a file is a pointer of Git LFS, or no zip archive
+void require_torch_archive(const ByteRange& archive);
 
 /// Reads the description of the single tensor in a torch.save archive: the zip directory and the
 /// pickle data.pkl, but no tensor data. Executes nothing: see Pickle.

@@ -97,6 +97,23 @@ TEST_CASE("only known globals may be named, by any opcode") {
                        parse(program(global("a", "B") + text("x") + "R")));
 }
 
+TEST_CASE("unknown globals may be inert: their calls and items become plain data") {
+  const std::string body =
+      tuple({call(global("os", "system"), {text("true")}),
+             call(global("builtins", "getattr"), {text("x")}) + ")\x81",  // computed class
+             global("collections", "deque") + ")R(K\x01K\x02" + "e",      // items
+             "\x8a\x09" + std::string(9, '\x7f'), text("posix") + text("fork") + "\x93"});
+  const Pickle pickle(program(body), kKnown, "x.pkl", 1 << 20, UnknownGlobals::Inert);
+  const auto items = pickle.root().items();
+  REQUIRE(items.size() == 5);
+  CHECK(items[0]->is_object({"os", "system"}));
+  CHECK(items[0]->args->items()[0]->text() == "true");
+  CHECK(items[1]->is_object({"", ""}));
+  CHECK((items[2]->is_object({"collections", "deque"}) && items[2]->items().size() == 2));
+  CHECK((items[3]->is(PickleKind::Bytes) && items[3]->text().size() == 9));
+  CHECK(*items[4]->global == PickleGlobal{"posix", "fork"});
+}
+
 TEST_CASE("opcodes that tensors do not need are refused by name") {
   const std::pair<const char*, std::string> refused[] = {
       {"INST", "(ios\nsystem\n"},

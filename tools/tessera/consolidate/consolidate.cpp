@@ -148,10 +148,12 @@ Command add_consolidate(CLI::App& parent) {
       "Write a checkpoint's shards as a whole model; needs little memory and no GPU.\n"
       "Ctrl-C or a kill leaves OUT.tmp; the same command then continues at the first unfinished "
       "file.");
-  app->add_option("CHECKPOINT", options->source,
-                  "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
-                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), or adapters in "
-                  "PEFT's format")
+  app->add_option(
+         "CHECKPOINT", options->source,
+         "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
+         "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), a directory of FSDP's "
+         "files per rank (verl, SkyRL, accelerate), a file of torch.save (.ckpt, .pt, "
+         ".pth, .bin), or adapters in PEFT's format")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format,
