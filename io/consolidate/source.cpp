@@ -31,7 +31,7 @@ bool wants_optimizer(const ConsolidateOptions& options) {
 
 std::string exported_name(const ConsolidateSource& source, const std::string& name,
                           const ConsolidateOptions& options) {
-  const bool converts = source.family != nullptr && options.format == ExportFormat::HF;
+  const bool converts = source.family != nullptr && options.format != ExportFormat::Safetensors;
   return converts ? std::string(source.family->prefix) + name : name;
 }
 
@@ -139,7 +139,7 @@ void read_other_config(ConsolidateSource& result, const std::string& arch,
 void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
                const ConsolidateOptions& options) {
   std::unique_ptr<TensorSource> parts;
-  if (result.family != nullptr && options.format == ExportFormat::HF)
+  if (result.family != nullptr && options.format != ExportFormat::Safetensors)
     parts = std::make_unique<HfPartsSource>(*result.family, *model);
   const TensorSource& weights = parts ? *parts : *model;
   for (const TensorInfo& info : weights.tensors())
@@ -172,6 +172,9 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
 // LoRA adapters of a checkpoint, under the names of their format.
 void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
                   const ConsolidateOptions& options) {
+  require(options.format != ExportFormat::GGUF,
+          "{} holds LoRA adapters; write the weights of their base with them by --merge-lora",
+          reader.path().string());
   auto model = open_checkpoint_model(reader);
   result.is_adapter = options.format == ExportFormat::HF;
   std::map<std::string, std::string> names;
@@ -193,6 +196,9 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   const std::string arch = arch_of(*section);
   result.family = find_hf_family(arch);
   const bool known = result.family != nullptr;
+  require<Unsupported>(known || options.format != ExportFormat::GGUF,
+                       "{} has a model of arch \"{}\", which is not written as GGUF",
+                       reader.path().string(), arch);
   require(!known || !options.config_file,
           "{} is a checkpoint of tessera, which records its {}; omit --config",
           reader.path().string(), arch);
@@ -236,12 +242,16 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
   const HfFamily* family = hf_family_of(config);
-  if (family && !family->same_tensors) family = nullptr;
+  if (family && !family->same_tensors && options.format != ExportFormat::GGUF) family = nullptr;
   if (family) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!family) {
     const auto type = config.is_object() ? config.find("model_type") : config.end();
     const bool has_type = type != config.end() && type->is_string();
+    require<Unsupported>(options.format != ExportFormat::GGUF,
+                         "{} has model_type {}, which tessera does not know and does not write as "
+                         "GGUF",
+                         file.string(), has_type ? type->dump() : "null");
     require<CorruptCheckpoint>(
         has_type || may_do_without,
         "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
@@ -378,10 +388,14 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
 
   std::unique_ptr<ModelSource> model;
-  std::unordered_set<std::string> written;  // names at the source
+  std::unordered_set<std::string> written;  // names at the source; for GGUF, without prefix
   if (result.family) {
     model = std::make_unique<FamilySource>(*result.family, std::move(owned), *result.config, rules);
-    if (wants_weights(options)) {
+    if (options.format == ExportFormat::GGUF) {
+      add_model(result, std::move(model), options);
+      for (const ExportTensor& weight : result.weights)
+        written.insert(result.family->strip(weight.name));
+    } else if (wants_weights(options)) {
       for (const TensorInfo& info : model->tensors()) {
         const std::string theirs = model->title(info.name);
         add_weight(result, *source, {theirs, info.shape, info.dtype},
@@ -397,24 +411,24 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
       result.skipped.push_back({name.source, "not part of the model"});
     } else if (name.role == TensorRole::OptimizerState) {
       if (wants_optimizer(options)) {
-        result.optimizer.push_back({model ? our_state_name(*result.family, name.name) : name.name,
-                                    info.shape, info.dtype, info.dtype, source, name.source});
+        result.optimizer.push_back(
+            {result.family ? our_state_name(*result.family, name.name) : name.name, info.shape,
+             info.dtype, info.dtype, source, name.source});
       } else {
         result.skipped.push_back({name.source, "optimizer state, written with --what all"});
       }
     } else if (!wants_weights(options)) {
       result.skipped.push_back({name.source, "a weight, written with --what all"});
-    } else if (!model) {
+    } else if (!result.family) {
       add_weight(result, *source, info, name.name, options);
-    } else if (!written.contains(name.source)) {
+    } else if (!written.contains(options.format == ExportFormat::GGUF
+                                     ? result.family->strip(name.name)
+                                     : name.source)) {
       result.skipped.push_back({name.source, "a buffer or a tied head"});
     }
   }
-  if (model) {
-    result.sources.push_back(std::move(model));
-  } else {
-    result.sources.push_back(std::move(owned));
-  }
+  if (model) result.sources.push_back(std::move(model));
+  if (owned) result.sources.push_back(std::move(owned));
   require(!wants_optimizer(options) || !result.optimizer.empty(),
           "{} is a {} and holds no optimizer state", result.path.string(), result.kind);
   require(!wants_weights(options) || !result.weights.empty(), "{} is a {} and holds no weights",
