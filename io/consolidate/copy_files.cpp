@@ -21,6 +21,7 @@ OutputFile output_file(const ExportFile& file) {
         tensor.source, tensor.source_name, 0, numel(tensor.shape), tensor.written, file.begins[i]});
     part.swap = tensor.swap;
     part.encoding = tensor.encoding;
+    part.stored = tensor.stored_encoding;
   }
   return output;
 }

@@ -11,6 +11,9 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/side_files.h"
+#include "io/gguf/family.h"
+#include "io/gguf/offset_source.h"
+#include "io/gguf/source.h"
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
@@ -452,12 +455,82 @@ void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& p
   check_patterns(patterns, names, "--tensors", source.path.string());
 }
 
+// config.json of a GGUF file: of --config, or from its keys.
+Json config_of_gguf(ConsolidateSource& result, const GgufSource& source, const GgufFamily& family,
+                    const ConsolidateOptions& options) {
+  if (!options.config_file) return gguf_config(source);
+  result.hf_config_file = *options.config_file;
+  const std::string name = result.hf_config_file.string();
+  Json config = parse_json(read_file(result.hf_config_file, kMaxConfig), name);
+  const HfFamily* const known = hf_family_of(config);
+  require(known != nullptr && gguf_family(known->model_type).arch == family.arch,
+          "{} is no config.json of a model of GGUF's architecture {}", name, family.arch);
+  return config;
+}
+
+// All weights of a GGUF file, under Hugging Face's names.
+void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
+  const std::string where = result.path.string();
+  require(options.format == ExportFormat::HF && options.what == ExportWhat::Model,
+          "{} is a GGUF file, which is written as a Hugging Face directory only", where);
+  require(!options.merge_lora && !options.step && !options.shards && options.base.empty(),
+          "{} is a GGUF file: it has no steps, shards or adapters", where);
+  auto owned = std::make_unique<GgufSource>(result.path);
+  const GgufSource& source = *owned;
+  auto offsets = std::make_unique<OffsetSource>(owned.get());
+  const Json keys(source.header().keys);
+  const std::string& arch =
+      JsonReader(keys, where + ": GGUF keys").at("general.architecture").string();
+  const GgufFamily* const family = find_gguf_arch(arch);
+  require<Unsupported>(family != nullptr, "{} has the architecture {}, which tessera does not know",
+                       where, arch);
+  const Json given = config_of_gguf(result, source, *family, options);
+  result.kind = "GGUF file";
+  result.family = hf_family_of(given);
+  result.config = std::make_shared<const Json>(result.family->config_from_hf(given, where));
+  result.hf_config = std::make_shared<const Json>(given);
+  const Json config = result.family->config_to_hf(*result.config, DType::F32);
+
+  std::vector<TensorInfo> expected, found;
+  for (const HfTensor& tensor : result.family->tensors(*result.config)) {
+    for (const HfTensor::Part& part : tensor.parts) {
+      const GgufTensor form = gguf_tensor(*family, config, part.name, tensor.shape_of(part));
+      expected.push_back({form.name, form.shape, DType::F32});
+      const GgufEntry* const entry = source.find(form.name);
+      if (entry == nullptr) continue;
+      if (form.offset != 0) offsets->add(form.name, -form.offset);
+      const DType stored = *entry->elements->dtype;
+      ExportTensor& weight = result.weights.emplace_back(ExportTensor{
+          part.name, tensor.shape_of(part), stored, options.dtype.value_or(stored),
+          form.offset != 0 ? static_cast<const TensorSource*>(offsets.get()) : owned.get(),
+          form.name});
+      weight.stored_encoding = entry->elements->encoding;
+      if (form.swap) weight.swap = Swap{form.swap->columns, form.swap->rows, form.swap->inner};
+    }
+  }
+  for (const GgufEntry& entry : source.header().tensors) {
+    if (entry.name.starts_with("rope_f"))
+      result.skipped.push_back({entry.name, "follows from the configuration"});
+    else
+      found.push_back({entry.name, entry.shape, DType::F32});
+  }
+  match_tensors(expected, found, where);
+  if (result.hf_config_file.empty())
+    result.tokenizer_files = gguf_tokenizer(source.header(), where, result.warnings);
+  result.sources.push_back(std::move(owned));
+  result.sources.push_back(std::move(offsets));
+}
+
 }  // namespace
 
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options) {
-  require_model_directory(path);
   ConsolidateSource result;
   result.path = path;
+  if (is_gguf(path)) {
+    add_gguf(result, options);
+    return result;
+  }
+  require_model_directory(path);
   const bool peft = is_peft(path);
   require(peft || options.merge_lora || options.base.empty(),
           "--base names the base of LoRA adapters, for --merge-lora");

@@ -26,6 +26,8 @@ struct ExportTensor {
   std::string opaque_dtype = {};
   std::optional<Swap> swap = {};        ///< order in the output
   Encoding encoding = Encoding::Plain;  ///< of `written`
+  /// Q8_0: the source has the bytes of blocks, as U8. `stored` is then F32.
+  Encoding stored_encoding = Encoding::Plain;
 
   std::int64_t bytes() const {
     const EncodingUnit unit = encoding_unit(encoding, written);

@@ -197,7 +197,7 @@ std::vector<GgufFactors> add_rope(ArchSettings& settings, const GgufFamily& fami
 }
 
 void add_window_keys(ArchSettings& settings, const GgufFamily& family, std::int64_t layers,
-                 std::vector<std::string>& warnings) {
+                     std::vector<std::string>& warnings) {
   std::vector<bool> windowed(static_cast<std::size_t>(layers), settings.has("sliding_window"));
   if (settings.has("layer_types")) {
     const Json& types = settings.at("layer_types");

@@ -110,8 +110,9 @@ bool adds_space(const Json& root) {
       string_at(splits[0], "replacement") == kSpace && !flag_at(splits[0], "split", true))
     return string_at(splits[0], "prepend_scheme") != "never";
   // Tokens of such a vocabulary have spaces only at their begin, so that this split is none.
-  const bool no_split = splits.empty() || (splits.size() == 1 && type_of(splits[0]) == "Split" &&
-                                           string_at(splits[0], "behavior") == "MergedWithPrevious");
+  const bool no_split =
+      splits.empty() || (splits.size() == 1 && type_of(splits[0]) == "Split" &&
+                         string_at(splits[0], "behavior") == "MergedWithPrevious");
   if (no_split && normalizers.size() == 2 && type_of(normalizers[0]) == "Prepend" &&
       string_at(normalizers[0], "prepend") == kSpace && is_replace(normalizers[1]))
     return true;
@@ -130,7 +131,8 @@ class Vocabulary {
     if (string_at(model.value(), "type") != "BPE")
       throw Unfit(fmt::format("its model is {}, not BPE", string_at(model.value(), "type")));
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
-      if (!string_at(model.value(), key).empty()) throw Unfit(fmt::format("its model has a {}", key));
+      if (!string_at(model.value(), key).empty())
+        throw Unfit(fmt::format("its model has a {}", key));
     tokens_.resize(static_cast<std::size_t>(size));
     types_.assign(tokens_.size(), static_cast<std::int32_t>(GgufToken::Unused));
     for (const auto& item : model.at("vocab").object().items())
@@ -157,6 +159,8 @@ class Vocabulary {
     if (id >= static_cast<std::int64_t>(tokens_.size()))
       throw Unfit(fmt::format("its token {} has id {}, but the model has {} tokens", token, id,
                               tokens_.size()));
+    if (token.find('\0') != std::string::npos)
+      throw Unfit(fmt::format("its token {} contains a NUL", id));
     ids_[token] = id;
     tokens_[static_cast<std::size_t>(id)] = token;
     types_[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(type);
@@ -311,9 +315,10 @@ void put_tokenizer(GgufKeys& keys, const std::map<std::string, std::string>& fil
   if (!files.contains(kTokenizerJson)) throw Unfit("there is no tokenizer.json");
   const Json root = parse_json(files.at(kTokenizerJson), kTokenizerJson);
   require<CorruptCheckpoint>(root.is_object(), "{}: expected an object", kTokenizerJson);
-  const Json tokenizer_config = files.contains(kTokenizerConfigJson)
-                                    ? parse_json(files.at(kTokenizerConfigJson), kTokenizerConfigJson)
-                                    : Json::object();
+  const Json tokenizer_config =
+      files.contains(kTokenizerConfigJson)
+          ? parse_json(files.at(kTokenizerConfigJson), kTokenizerConfigJson)
+          : Json::object();
   require<CorruptCheckpoint>(tokenizer_config.is_object(), "{}: expected an object",
                              kTokenizerConfigJson);
   Vocabulary vocabulary(root, config.at("vocab_size").get<std::int64_t>());
@@ -345,6 +350,15 @@ void put_tokenizer(GgufKeys& keys, const std::map<std::string, std::string>& fil
 }
 
 }  // namespace
+
+std::pair<std::string_view, bool> gguf_split(std::string_view pre) {
+  for (const TextSplit& split : kSplits) {
+    if (!split.name.empty() && split.name == pre) return {split.pattern, false};
+    if (!split.name_ignoring_merges.empty() && split.name_ignoring_merges == pre)
+      return {split.pattern, true};
+  }
+  return {};
+}
 
 void add_gguf_vocabulary(GgufKeys& keys, const std::map<std::string, std::string>& files,
                          const Json& config, std::vector<std::string>& warnings) {

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/base/json.h"
@@ -11,6 +13,10 @@ namespace tessera::io {
 
 /// Types of tokens in `tokenizer.ggml.token_type`.
 enum class GgufToken : std::int32_t { Normal = 1, Unknown, Control, UserDefined, Unused, Byte };
+
+/// Pattern of a `tokenizer.ggml.pre`, and whether whole words that are tokens skip the merges; an
+/// empty pattern if it is unknown.
+std::pair<std::string_view, bool> gguf_split(std::string_view pre);
 
 /// Adds the tokenizer of a Hugging Face model: keys `tokenizer.*`. Without one, or if readers of GGUF
 /// would split text otherwise, the file says that it has none.

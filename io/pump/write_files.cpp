@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"
@@ -33,7 +34,9 @@ Grain grain_of(const WriteOptions& options, int buffers = 2) {
   return {jobs, block - block % kMinBlock};
 }
 
-bool is_plain(const OutputPart& part) { return part.encoding == Encoding::Plain && !part.swap; }
+bool is_plain(const OutputPart& part) {
+  return part.encoding == Encoding::Plain && part.stored == Encoding::Plain && !part.swap;
+}
 
 // One block of output and one of input and, for parts that are not plain, one to rearrange in.
 int buffers_for(const std::vector<OutputFile>& files, const std::vector<std::size_t>& chosen) {
@@ -220,7 +223,7 @@ class Writer {
       if (part.swap)
         read_swapped(share, lane, first, last, out);
       else
-        lane.gather(*share.tensor, std::vector{first, last}, part.dtype, out);
+        read(share, lane, first, last, out);
       if (!encodes) return;
       require(
           encode_q8_0(reinterpret_cast<const float*>(staged.data()), last - first, place),
@@ -228,6 +231,31 @@ class Writer {
           "it as bf16 or f32 (--dtype)",
           part.source->path().string(), part.source->title(part.source_name));
       place += (last - first) / unit.elements * unit.bytes;
+    }
+  }
+
+  // Elements [first, last) in the source's order.
+  void read(const Share& share, Pump::Lane& lane, std::int64_t first, std::int64_t last,
+            char* out) const {
+    const OutputPart& part = *share.state->part;
+    if (part.stored == Encoding::Plain) {
+      lane.gather(*share.tensor, std::vector{first, last}, part.dtype, out);
+      return;
+    }
+    const std::int64_t most = grain_.block / 16 / kQ8Elements;  // blocks read at once
+    std::vector<char> blocks;
+    std::vector<float> values;
+    for (std::int64_t at = first, end; at < last; at = end) {
+      const std::int64_t begin = at / kQ8Elements;
+      end = std::min(last, (begin + most) * kQ8Elements);
+      const std::int64_t n = (end + kQ8Elements - 1) / kQ8Elements - begin;
+      blocks.resize(static_cast<std::size_t>(n * kQ8Bytes));
+      values.resize(static_cast<std::size_t>(n * kQ8Elements));
+      lane.gather(*share.tensor, std::vector{begin * kQ8Bytes, (begin + n) * kQ8Bytes}, DType::U8,
+                  blocks.data());
+      decode_q8_0(blocks.data(), n * kQ8Elements, values.data());
+      convert_elements(DType::F32, values.data() + (at - begin * kQ8Elements), part.dtype,
+                       out + (at - first) * part.width(), end - at);
     }
   }
 
@@ -246,8 +274,7 @@ class Writer {
           for (std::int64_t end; from < to; from = end) {
             end = std::min(from + most, to);
             run.resize(static_cast<std::size_t>((end - from) * width));
-            lane.gather(*share.tensor, std::vector{source + from, source + end}, part.dtype,
-                        run.data());
+            read(share, lane, source + from, source + end, run.data());
             const char* in = run.data();
             for (std::int64_t n = 0, at = from; at < end; at += n) {
               const std::int64_t within = at % swap.inner;

@@ -22,6 +22,8 @@ struct OutputPart {
   std::vector<std::uint64_t> sums{};  ///< CRC-64 of each run of sum_elements; set by write_files
   std::optional<Swap> swap{};         ///< of all elements of the tensor; begin is 0. No checksums
   Encoding encoding = Encoding::Plain;  ///< Q8_0 of elements as `dtype`, F32. No checksums
+  /// Q8_0: the source's tensor is the bytes of its blocks, as U8 without checksums.
+  Encoding stored = Encoding::Plain;
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
   EncodingUnit unit() const { return encoding_unit(encoding, dtype); }
