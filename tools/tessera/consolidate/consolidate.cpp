@@ -153,8 +153,8 @@ Command add_consolidate(CLI::App& parent) {
       "file.");
   app->add_option("CHECKPOINT", options->source,
                   "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
-                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), or adapters in "
-                  "PEFT's format")
+                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), adapters in "
+                  "PEFT's format, or a .gguf file (to hf only)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option(
