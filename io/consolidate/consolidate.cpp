@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
+#include "io/consolidate/gguf_file.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
@@ -27,12 +28,15 @@ struct Plan {
 
 void check_options(const ConsolidateOptions& options) {
   require(options.what == ExportWhat::Model || options.format == ExportFormat::Safetensors,
-          "a Hugging Face directory holds no optimizer state; choose --format safetensors");
+          "optimizer state is written with --format safetensors only");
   require(options.tensors.empty() || options.format == ExportFormat::Safetensors,
-          "a Hugging Face directory needs all tensors of a model, but --tensors selects some; "
-          "choose --format safetensors");
-  require(!options.dtype || *options.dtype == DType::F32 || *options.dtype == DType::BF16,
-          "weights are written as f32 or bf16, not {}", options.dtype.value_or(DType::F32));
+          "a model needs all of its tensors, but --tensors selects some; choose --format "
+          "safetensors");
+  const bool gguf = options.format == ExportFormat::GGUF;
+  require(!options.dtype || (is_floating(*options.dtype) && *options.dtype != DType::F64),
+          "weights are written as f32, bf16 or f16, not {}", options.dtype.value_or(DType::F32));
+  require(options.encoding == Encoding::Plain || (gguf && !options.dtype),
+          "q8_0 is a dtype of --format gguf only");
   require(options.jobs >= 1 && options.memory >= 1 && options.max_shard_size >= 1,
           "jobs ({}), memory ({}) and max-shard-size ({}) must be at least 1", options.jobs,
           options.memory, options.max_shard_size);
@@ -40,6 +44,7 @@ void check_options(const ConsolidateOptions& options) {
 
 // "model.safetensors", "optimizer-00001-of-00002.safetensors", "model.safetensors.index.json"
 bool is_tensor_file(std::string_view name) {
+  if (name == kGgufFile) return true;
   for (const std::string_view stem : {"model", "optimizer", "adapter_model"}) {
     if (!name.starts_with(stem)) continue;
     std::string rest(name.substr(stem.size()));
@@ -89,17 +94,19 @@ void check_out(const fs::path& out, bool overwrite) {
             "{} contains {}, which is not part of an export: it is not replaced; choose another "
             "directory",
             out.string(), name);
-    require(!name.ends_with(".safetensors") || is_written_by_export(item.path()),
+    require((!name.ends_with(".safetensors") || is_written_by_export(item.path())) &&
+                (name != kGgufFile || is_gguf_of_export(item.path())),
             "{} contains {}, which does not name tessera as its writer: it is not replaced; choose "
             "another directory, or remove this one if you no longer need it",
             out.string(), name);
     empty = false;
-    config = config || is_config_file(name);
+    config = config || is_config_file(name) || name == kGgufFile;
     tensors = tensors || is_tensors;
   }
   require(
       empty || (config && tensors),
-      "{} is not a complete export (config.json or tessera.json, and tensors): it is not replaced; "
+      "{} is not a complete export (model.gguf, or tensors and config.json or tessera.json): it is "
+      "not replaced; "
       "choose another directory",
       out.string());
 }
@@ -107,6 +114,12 @@ void check_out(const fs::path& out, bool overwrite) {
 Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   Plan plan;
   plan.source = open_consolidate_source(source, options);
+  if (options.format == ExportFormat::GGUF) {
+    const std::vector<SideFile> files =
+        compose_side_files(plan.source, options, plan.source.warnings);
+    plan.files.push_back(plan_gguf_file(plan.source, files, options));
+    return plan;
+  }
   const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
     if (tensors.empty()) return;
     // PEFT reads one file.
@@ -202,7 +215,7 @@ ConsolidatePlan describe(const Plan& plan) {
     for (const ExportTensor* tensor : file.tensors) {
       result.tensors.push_back({tensor->source_name, tensor->name, file.name, tensor->shape,
                                 tensor->stored, tensor->written, tensor->bytes(),
-                                tensor->opaque_dtype});
+                                tensor->opaque_dtype, tensor->encoding});
     }
   }
   return result;

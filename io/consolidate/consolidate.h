@@ -10,12 +10,14 @@
 #include "core/base/error.h"
 #include "core/base/shape.h"
 #include "io/base/file.h"
+#include "io/pump/layout.h"
 #include "io/source/names.h"
 
 namespace tessera::io {
 
-/// HF: a Hugging Face model directory. Safetensors: tensors only, under tessera's names.
-enum class ExportFormat { HF, Safetensors };
+/// HF: a Hugging Face model directory. Safetensors: tensors only, under tessera's names. GGUF: one
+/// file with settings and tokenizer, of the families that llama.cpp has.
+enum class ExportFormat { HF, Safetensors, GGUF };
 enum class ExportWhat { Model, Optimizer, All };
 
 /// Progress in bytes of output files.
@@ -28,7 +30,9 @@ struct ConsolidateProgress {
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
   ExportWhat what = ExportWhat::Model;
-  std::optional<DType> dtype;                     ///< of weights, F32 or BF16; empty: as stored
+  std::optional<DType> dtype;  ///< of weights, F32, BF16 or F16; empty: as stored
+  /// Q8_0: of matrices in GGUF whose rows are multiples of 32; others become F16. Without dtype.
+  Encoding encoding = Encoding::Plain;
   std::int64_t max_shard_size = 5'000'000'000;    ///< bytes of tensors in one file
   std::int64_t memory = std::int64_t{256} << 20;  ///< total bytes of all buffers
   std::optional<std::int64_t> step;               ///< of a run; empty: its newest checkpoint
@@ -74,6 +78,7 @@ struct ConsolidatePlan {
     /// safetensors name of a dtype that tessera lacks and copies unchanged; `stored` and `written`
     /// are then the integer dtype of the same size. Else empty.
     std::string opaque_dtype;
+    Encoding encoding = Encoding::Plain;  ///< of `written`
   };
   struct File {
     std::string name;

@@ -17,8 +17,11 @@ OutputFile output_file(const ExportFile& file) {
   OutputFile output{file.name, file.plan.preamble, file.plan.file_size, {}};
   for (std::size_t i = 0; i < file.tensors.size(); ++i) {
     const ExportTensor& tensor = *file.tensors[i];
-    output.parts.push_back({tensor.source, tensor.source_name, 0, numel(tensor.shape),
-                            tensor.written, file.begins[i]});
+    OutputPart& part = output.parts.emplace_back(OutputPart{
+        tensor.source, tensor.source_name, 0, numel(tensor.shape), tensor.written, file.begins[i]});
+    part.swap = tensor.swap;
+    part.encoding = tensor.encoding;
+    part.stored = tensor.stored_encoding;
   }
   return output;
 }

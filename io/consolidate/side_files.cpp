@@ -211,7 +211,8 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     }
     return files;
   }
-  add_copies(files, source, warnings);
+  for (const auto& [name, content] : source.tokenizer_files) files.push_back({name, content});
+  if (source.tokenizer_files.empty()) add_copies(files, source, warnings);
   return files;
 }
 

@@ -11,6 +11,9 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/side_files.h"
+#include "io/gguf/family.h"
+#include "io/gguf/offset_source.h"
+#include "io/gguf/source.h"
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
@@ -31,7 +34,7 @@ bool wants_optimizer(const ConsolidateOptions& options) {
 
 std::string exported_name(const ConsolidateSource& source, const std::string& name,
                           const ConsolidateOptions& options) {
-  const bool converts = source.family != nullptr && options.format == ExportFormat::HF;
+  const bool converts = source.family != nullptr && options.format != ExportFormat::Safetensors;
   return converts ? std::string(source.family->prefix) + name : name;
 }
 
@@ -139,7 +142,7 @@ void read_other_config(ConsolidateSource& result, const std::string& arch,
 void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
                const ConsolidateOptions& options) {
   std::unique_ptr<TensorSource> parts;
-  if (result.family != nullptr && options.format == ExportFormat::HF)
+  if (result.family != nullptr && options.format != ExportFormat::Safetensors)
     parts = std::make_unique<HfPartsSource>(*result.family, *model);
   const TensorSource& weights = parts ? *parts : *model;
   for (const TensorInfo& info : weights.tensors())
@@ -172,6 +175,9 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
 // LoRA adapters of a checkpoint, under the names of their format.
 void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
                   const ConsolidateOptions& options) {
+  require(options.format != ExportFormat::GGUF,
+          "{} holds LoRA adapters; write the weights of their base with them by --merge-lora",
+          reader.path().string());
   auto model = open_checkpoint_model(reader);
   result.is_adapter = options.format == ExportFormat::HF;
   std::map<std::string, std::string> names;
@@ -193,6 +199,9 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   const std::string arch = arch_of(*section);
   result.family = find_hf_family(arch);
   const bool known = result.family != nullptr;
+  require<Unsupported>(known || options.format != ExportFormat::GGUF,
+                       "{} has a model of arch \"{}\", which is not written as GGUF",
+                       reader.path().string(), arch);
   require(!known || !options.config_file,
           "{} is a checkpoint of tessera, which records its {}; omit --config",
           reader.path().string(), arch);
@@ -236,12 +245,16 @@ void find_config(ConsolidateSource& result, const ShardedSource& source,
   const std::string text = read_file(file, kMaxConfig);
   Json config = parse_hf_config(text, file.string());
   const HfFamily* family = hf_family_of(config);
-  if (family && !family->same_tensors) family = nullptr;
+  if (family && !family->same_tensors && options.format != ExportFormat::GGUF) family = nullptr;
   if (family) config = parse_json(text, file.string());  // large integers stay numbers
   const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
   if (!family) {
     const auto type = config.is_object() ? config.find("model_type") : config.end();
     const bool has_type = type != config.end() && type->is_string();
+    require<Unsupported>(options.format != ExportFormat::GGUF,
+                         "{} has model_type {}, which tessera does not know and does not write as "
+                         "GGUF",
+                         file.string(), has_type ? type->dump() : "null");
     require<CorruptCheckpoint>(
         has_type || may_do_without,
         "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
@@ -378,10 +391,14 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
 
   std::unique_ptr<ModelSource> model;
-  std::unordered_set<std::string> written;  // names at the source
+  std::unordered_set<std::string> written;  // names at the source; for GGUF, without prefix
   if (result.family) {
     model = std::make_unique<FamilySource>(*result.family, std::move(owned), *result.config, rules);
-    if (wants_weights(options)) {
+    if (options.format == ExportFormat::GGUF) {
+      add_model(result, std::move(model), options);
+      for (const ExportTensor& weight : result.weights)
+        written.insert(result.family->strip(weight.name));
+    } else if (wants_weights(options)) {
       for (const TensorInfo& info : model->tensors()) {
         const std::string theirs = model->title(info.name);
         add_weight(result, *source, {theirs, info.shape, info.dtype},
@@ -397,24 +414,24 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
       result.skipped.push_back({name.source, "not part of the model"});
     } else if (name.role == TensorRole::OptimizerState) {
       if (wants_optimizer(options)) {
-        result.optimizer.push_back({model ? our_state_name(*result.family, name.name) : name.name,
-                                    info.shape, info.dtype, info.dtype, source, name.source});
+        result.optimizer.push_back(
+            {result.family ? our_state_name(*result.family, name.name) : name.name, info.shape,
+             info.dtype, info.dtype, source, name.source});
       } else {
         result.skipped.push_back({name.source, "optimizer state, written with --what all"});
       }
     } else if (!wants_weights(options)) {
       result.skipped.push_back({name.source, "a weight, written with --what all"});
-    } else if (!model) {
+    } else if (!result.family) {
       add_weight(result, *source, info, name.name, options);
-    } else if (!written.contains(name.source)) {
+    } else if (!written.contains(options.format == ExportFormat::GGUF
+                                     ? result.family->strip(name.name)
+                                     : name.source)) {
       result.skipped.push_back({name.source, "a buffer or a tied head"});
     }
   }
-  if (model) {
-    result.sources.push_back(std::move(model));
-  } else {
-    result.sources.push_back(std::move(owned));
-  }
+  if (model) result.sources.push_back(std::move(model));
+  if (owned) result.sources.push_back(std::move(owned));
   require(!wants_optimizer(options) || !result.optimizer.empty(),
           "{} is a {} and holds no optimizer state under names of weights", result.path.string(),
           result.kind);
@@ -439,12 +456,82 @@ void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& p
   check_patterns(patterns, names, "--tensors", source.path.string());
 }
 
+// config.json of a GGUF file: of --config, or from its keys.
+Json config_of_gguf(ConsolidateSource& result, const GgufSource& source, const GgufFamily& family,
+                    const ConsolidateOptions& options) {
+  if (!options.config_file) return gguf_config(source);
+  result.hf_config_file = *options.config_file;
+  const std::string name = result.hf_config_file.string();
+  Json config = parse_json(read_file(result.hf_config_file, kMaxConfig), name);
+  const HfFamily* const known = hf_family_of(config);
+  require(known != nullptr && gguf_family(known->model_type).arch == family.arch,
+          "{} is no config.json of a model of GGUF's architecture {}", name, family.arch);
+  return config;
+}
+
+// All weights of a GGUF file, under Hugging Face's names.
+void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
+  const std::string where = result.path.string();
+  require(options.format == ExportFormat::HF && options.what == ExportWhat::Model,
+          "{} is a GGUF file, which is written as a Hugging Face directory only", where);
+  require(!options.merge_lora && !options.step && !options.shards && options.base.empty(),
+          "{} is a GGUF file: it has no steps, shards or adapters", where);
+  auto owned = std::make_unique<GgufSource>(result.path);
+  const GgufSource& source = *owned;
+  auto offsets = std::make_unique<OffsetSource>(owned.get());
+  const Json keys(source.header().keys);
+  const std::string& arch =
+      JsonReader(keys, where + ": GGUF keys").at("general.architecture").string();
+  const GgufFamily* const family = find_gguf_arch(arch);
+  require<Unsupported>(family != nullptr, "{} has the architecture {}, which tessera does not know",
+                       where, arch);
+  const Json given = config_of_gguf(result, source, *family, options);
+  result.kind = "GGUF file";
+  result.family = hf_family_of(given);
+  result.config = std::make_shared<const Json>(result.family->config_from_hf(given, where));
+  result.hf_config = std::make_shared<const Json>(given);
+  const Json config = result.family->config_to_hf(*result.config, DType::F32);
+
+  std::vector<TensorInfo> expected, found;
+  for (const HfTensor& tensor : result.family->tensors(*result.config)) {
+    for (const HfTensor::Part& part : tensor.parts) {
+      const GgufTensor form = gguf_tensor(*family, config, part.name, tensor.shape_of(part));
+      expected.push_back({form.name, form.shape, DType::F32});
+      const GgufEntry* const entry = source.find(form.name);
+      if (entry == nullptr) continue;
+      if (form.offset != 0) offsets->add(form.name, -form.offset);
+      const DType stored = *entry->elements->dtype;
+      ExportTensor& weight = result.weights.emplace_back(ExportTensor{
+          part.name, tensor.shape_of(part), stored, options.dtype.value_or(stored),
+          form.offset != 0 ? static_cast<const TensorSource*>(offsets.get()) : owned.get(),
+          form.name});
+      weight.stored_encoding = entry->elements->encoding;
+      if (form.swap) weight.swap = Swap{form.swap->columns, form.swap->rows, form.swap->inner};
+    }
+  }
+  for (const GgufEntry& entry : source.header().tensors) {
+    if (entry.name.starts_with("rope_f"))
+      result.skipped.push_back({entry.name, "follows from the configuration"});
+    else
+      found.push_back({entry.name, entry.shape, DType::F32});
+  }
+  match_tensors(expected, found, where);
+  if (result.hf_config_file.empty())
+    result.tokenizer_files = gguf_tokenizer(source.header(), where, result.warnings);
+  result.sources.push_back(std::move(owned));
+  result.sources.push_back(std::move(offsets));
+}
+
 }  // namespace
 
 ConsolidateSource open_consolidate_source(const fs::path& path, const ConsolidateOptions& options) {
-  require_model_directory(path);
   ConsolidateSource result;
   result.path = path;
+  if (is_gguf(path)) {
+    add_gguf(result, options);
+    return result;
+  }
+  require_model_directory(path);
   const bool peft = is_peft(path);
   require(peft || options.merge_lora || options.base.empty(),
           "--base names the base of LoRA adapters, for --merge-lora");

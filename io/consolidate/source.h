@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ struct ConsolidateSource {
   /// Hugging Face config.json of the source. If `config` is null, its model is unknown to tessera.
   std::shared_ptr<const Json> hf_config;
   fs::path hf_config_file;
+  /// Names and contents of tokenizer files, if they are not in `path`.
+  std::map<std::string, std::string> tokenizer_files;
   bool is_adapter = false;  ///< LoRA adapters alone, to be written in PEFT's format
   std::vector<ExportTensor> weights, optimizer;
   std::vector<SkippedEntry> skipped;

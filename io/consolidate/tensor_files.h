@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "io/base/file.h"
+#include "io/pump/layout.h"
 #include "io/pump/tensor_source.h"
 #include "io/safetensors/writer.h"
 
@@ -22,16 +24,21 @@ struct ExportTensor {
   /// safetensors name of a dtype that tessera lacks and copies unchanged; `stored` and `written`
   /// are then the integer dtype of the same size. Else empty.
   std::string opaque_dtype = {};
+  std::optional<Swap> swap = {};        ///< order in the output
+  Encoding encoding = Encoding::Plain;  ///< of `written`
+  /// Q8_0: the source has the bytes of blocks, as U8. `stored` is then F32.
+  Encoding stored_encoding = Encoding::Plain;
 
   std::int64_t bytes() const {
-    return numel(shape) * static_cast<std::int64_t>(dtype_size(written));
+    const EncodingUnit unit = encoding_unit(encoding, written);
+    return numel(shape) / unit.elements * unit.bytes;
   }
 };
 
-/// A safetensors file of an export.
+/// A file of tensors of an export: safetensors or GGUF.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;                      ///< `tensors` and `order` are emptied
+  SafetensorsPlan plan;                      ///< `tensors` and `order` are emptied, or never set
   std::vector<const ExportTensor*> tensors;  ///< in file order
   std::vector<std::int64_t> begins;          ///< first byte of each tensor in the file
 };

@@ -1,12 +1,14 @@
 #include "io/pump/write_files.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 #include "core/base/error.h"
+#include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"
@@ -23,13 +25,55 @@ struct Grain {
   std::int64_t block;  ///< bytes of output per unit of work
 };
 
-Grain grain_of(const WriteOptions& options) {
-  // A thread needs one block of output and one of input.
-  const auto most =
-      static_cast<int>(std::clamp<std::int64_t>(options.memory / (2 * kMinBlock), 1, 1 << 16));
+/// @param buffers  of a block's size that a thread needs
+Grain grain_of(const WriteOptions& options, int buffers = 2) {
+  const auto most = static_cast<int>(
+      std::clamp<std::int64_t>(options.memory / (buffers * kMinBlock), 1, 1 << 16));
   const int jobs = std::clamp(options.jobs, 1, most);
-  const std::int64_t block = std::clamp(options.memory / jobs / 2, kMinBlock, kMaxBlock);
+  const std::int64_t block = std::clamp(options.memory / jobs / buffers, kMinBlock, kMaxBlock);
   return {jobs, block - block % kMinBlock};
+}
+
+bool is_plain(const OutputPart& part) {
+  return part.encoding == Encoding::Plain && part.stored == Encoding::Plain && !part.swap;
+}
+
+// One block of output and one of input and, for parts that are not plain, one to rearrange in.
+int buffers_for(const std::vector<OutputFile>& files, const std::vector<std::size_t>& chosen) {
+  const bool plain = std::ranges::all_of(
+      chosen, [&](std::size_t file) { return std::ranges::all_of(files[file].parts, is_plain); });
+  return plain ? 2 : 3;
+}
+
+bool has_infinite_f16(const char* values, std::int64_t n) {
+  bool found = false;
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, values + 2 * i, sizeof(bits));
+    found |= (bits & 0x7fffU) == 0x7c00U;
+  }
+  return found;
+}
+
+/// Calls f(begin, row, from, to) for the elements [first, last) of the swapped order: elements
+/// [from, to) of a row of the matrix of [rows, columns, inner] elements that begins at `begin`.
+template <typename F>
+void for_each_swapped_run(const Swap& swap, std::int64_t first, std::int64_t last, F&& f) {
+  const std::int64_t stride = swap.rows * swap.inner, size = stride * swap.columns;
+  // Elements of a row that are before element `end` of the swapped order.
+  const auto before = [&](std::int64_t row, std::int64_t end) {
+    const std::int64_t rest =
+        std::clamp(end % stride - row * swap.inner, std::int64_t{0}, swap.inner);
+    return end / stride * swap.inner + rest;
+  };
+  for (std::int64_t begin = first / size * size; begin < last; begin += size) {
+    const std::int64_t low = std::max(first - begin, std::int64_t{0});
+    const std::int64_t high = std::min(last - begin, size);
+    for (std::int64_t row = 0; row < swap.rows; ++row) {
+      const std::int64_t from = before(row, low), to = before(row, high);
+      if (from < to) f(begin, row, from, to);
+    }
+  }
 }
 
 /// A tensor that output parts share, because a chunk may begin in one part and end in another.
@@ -49,6 +93,7 @@ struct PartState {
 struct FileState {
   const OutputFile* file = nullptr;
   std::vector<PartState> parts{};  // non-empty parts
+  bool has_units = false;          // of several bytes, so that blocks are not aligned
   std::int64_t blocks_left = 0;
   std::shared_ptr<DirectFile> out{};  // open until the last block is written
   std::optional<RangeSum> sum{};
@@ -67,7 +112,7 @@ class Writer {
          const std::vector<std::size_t>& chosen, const WriteOptions& options)
       : dir_(dir),
         options_(options),
-        grain_(grain_of(options)),
+        grain_(grain_of(options, buffers_for(files, chosen))),
         pump_({.threads = grain_.jobs, .block = grain_.block, .direct_io = options.direct_io}),
         states_(files.size()) {
     for (const std::size_t f : chosen) {
@@ -79,14 +124,15 @@ class Writer {
         const std::int64_t n = part.end - part.begin;
         if (n == 0) continue;
         PartState& added = state.parts.emplace_back(PartState{&part});
-        added.bytes = n * part.width();
+        added.bytes = part.bytes();
+        state.has_units = state.has_units || part.encoding != Encoding::Plain;
         added.left = n;
         part.sums.clear();
         ++parts_left_;
         ++tensors_[{part.source, part.source_name}].parts_left;
       }
-      for (std::int64_t begin = 0; begin < file.size; begin += grain_.block) {
-        blocks_.push_back({f, begin, std::min(begin + grain_.block, file.size)});
+      for (std::int64_t begin = 0; begin < file.size; begin = blocks_.back().end) {
+        blocks_.push_back({f, begin, block_end(state, begin)});
         ++state.blocks_left;
       }
     }
@@ -111,42 +157,149 @@ class Writer {
     std::vector<std::uint64_t> sums;
   };
 
+  static auto part_at(FileState& file, std::int64_t byte) {
+    return std::partition_point(file.parts.begin(), file.parts.end(), [&](const PartState& state) {
+      return state.part->offset + state.bytes <= byte;
+    });
+  }
+
+  // End of the block from `begin` on, between two units of an encoding.
+  std::int64_t block_end(FileState& file, std::int64_t begin) const {
+    const std::int64_t end = std::min(begin + grain_.block, file.file->size);
+    const auto at = part_at(file, end);
+    if (at == file.parts.end() || at->part->offset >= end) return end;
+    return end - (end - at->part->offset) % at->part->unit().bytes;
+  }
+
   void make(const Block& block, Pump::Lane& lane) {
     char* const buffer = lane.output();
     FileState& file = states_[block.file];
     const std::shared_ptr<DirectFile> out = open(file);
     const std::string& preamble = file.file->preamble;
+    char* filled = buffer;
     if (block.begin < static_cast<std::int64_t>(preamble.size())) {
-      preamble.copy(buffer, static_cast<std::size_t>(block.end - block.begin),
-                    static_cast<std::size_t>(block.begin));
+      filled += preamble.copy(buffer, static_cast<std::size_t>(block.end - block.begin),
+                              static_cast<std::size_t>(block.begin));
     }
     std::vector<Share> shares = shares_of(file, block);
     for (Share& share : shares) {
       const OutputPart& part = *share.state->part;
-      char* const place =
-          buffer + part.offset + (share.bounds.front() - part.begin) * part.width() - block.begin;
-      lane.gather(*share.tensor, share.bounds, part.dtype, place,
-                  part.sum_elements > 0 ? &share.sums : nullptr);
+      const EncodingUnit unit = part.unit();
+      char* const place = buffer + (part.offset - block.begin) +
+                          (share.bounds.front() - part.begin) / unit.elements * unit.bytes;
+      std::fill(filled, place, '\0');
+      filled = place + (share.bounds.back() - share.bounds.front()) / unit.elements * unit.bytes;
+      if (is_plain(part)) {
+        lane.gather(*share.tensor, share.bounds, part.dtype, place,
+                    part.sum_elements > 0 ? &share.sums : nullptr);
+      } else {
+        rearrange(share, lane, place);
+      }
+      require(part.dtype != DType::F16 || share.tensor->record->dtype == DType::F16 ||
+                  !has_infinite_f16(place, share.bounds.back() - share.bounds.front()),
+              "{}: tensor {} has values beyond 65504, the largest of f16; write it as bf16 or f32 "
+              "(--dtype)",
+              part.source->path().string(), part.source->title(part.source_name));
     }
+    std::fill(filled, buffer + (block.end - block.begin), '\0');
     const auto bytes = static_cast<std::size_t>(block.end - block.begin);
     const std::uint64_t crc = crc64(buffer, bytes);
     out->write(block.begin, buffer, bytes);
     finish(block, shares, crc);
   }
 
+  // Reads a part's elements in pieces that fit into a block, and swaps and encodes them.
+  void rearrange(const Share& share, Pump::Lane& lane, char* place) {
+    const OutputPart& part = *share.state->part;
+    const EncodingUnit unit = part.unit();
+    const bool encodes = part.encoding != Encoding::Plain;
+    const std::int64_t most =
+        encodes ? grain_.block / 2 / part.width() : share.bounds.back() - share.bounds.front();
+    std::vector<char> staged(static_cast<std::size_t>(encodes ? most * part.width() : 0));
+    for (std::int64_t first = share.bounds.front(), last; first < share.bounds.back();
+         first = last) {
+      last = std::min(first + most, share.bounds.back());
+      char* const out = encodes ? staged.data() : place;
+      if (part.swap)
+        read_swapped(share, lane, first, last, out);
+      else
+        read(share, lane, first, last, out);
+      if (!encodes) return;
+      require(
+          encode_q8_0(reinterpret_cast<const float*>(staged.data()), last - first, place),
+          "{}: tensor {} has values that are not finite, or too large for scales of q8_0; write "
+          "it as bf16 or f32 (--dtype)",
+          part.source->path().string(), part.source->title(part.source_name));
+      place += (last - first) / unit.elements * unit.bytes;
+    }
+  }
+
+  // Elements [first, last) in the source's order.
+  void read(const Share& share, Pump::Lane& lane, std::int64_t first, std::int64_t last,
+            char* out) const {
+    const OutputPart& part = *share.state->part;
+    if (part.stored == Encoding::Plain) {
+      lane.gather(*share.tensor, std::vector{first, last}, part.dtype, out);
+      return;
+    }
+    const std::int64_t most = grain_.block / 16 / kQ8Elements;  // blocks read at once
+    std::vector<char> blocks;
+    std::vector<float> values;
+    for (std::int64_t at = first, end; at < last; at = end) {
+      const std::int64_t begin = at / kQ8Elements;
+      end = std::min(last, (begin + most) * kQ8Elements);
+      const std::int64_t n = (end + kQ8Elements - 1) / kQ8Elements - begin;
+      blocks.resize(static_cast<std::size_t>(n * kQ8Bytes));
+      values.resize(static_cast<std::size_t>(n * kQ8Elements));
+      lane.gather(*share.tensor, std::vector{begin * kQ8Bytes, (begin + n) * kQ8Bytes}, DType::U8,
+                  blocks.data());
+      decode_q8_0(blocks.data(), n * kQ8Elements, values.data());
+      convert_elements(DType::F32, values.data() + (at - begin * kQ8Elements), part.dtype,
+                       out + (at - first) * part.width(), end - at);
+    }
+  }
+
+  // Elements [first, last) of the swapped order.
+  void read_swapped(const Share& share, Pump::Lane& lane, std::int64_t first, std::int64_t last,
+                    char* out) const {
+    const OutputPart& part = *share.state->part;
+    const Swap swap = *part.swap;
+    const std::int64_t width = part.width(), stride = swap.rows * swap.inner;
+    const std::int64_t most = grain_.block / 2 / width;  // elements read at once
+    std::vector<char> run;
+    for_each_swapped_run(
+        swap, first, last,
+        [&](std::int64_t begin, std::int64_t row, std::int64_t from, std::int64_t to) {
+          const std::int64_t source = begin + row * swap.columns * swap.inner;
+          for (std::int64_t end; from < to; from = end) {
+            end = std::min(from + most, to);
+            run.resize(static_cast<std::size_t>((end - from) * width));
+            read(share, lane, source + from, source + end, run.data());
+            const char* in = run.data();
+            for (std::int64_t n = 0, at = from; at < end; at += n) {
+              const std::int64_t within = at % swap.inner;
+              n = std::min(swap.inner - within, end - at);
+              const std::int64_t to_element =
+                  begin + at / swap.inner * stride + row * swap.inner + within;
+              std::memcpy(out + (to_element - first) * width, in,
+                          static_cast<std::size_t>(n * width));
+              in += n * width;
+            }
+          }
+        });
+  }
+
   std::vector<Share> shares_of(FileState& file, const Block& block) {
-    auto at = std::partition_point(
-        file.parts.begin(), file.parts.end(),
-        [&](const PartState& state) { return state.part->offset + state.bytes <= block.begin; });
+    auto at = part_at(file, block.begin);
     std::vector<Share> shares;
     for (; at != file.parts.end() && at->part->offset < block.end; ++at) {
-      // No element is split, because parts and blocks begin at multiples of the element's size.
+      // No unit is split: see block_end().
       const OutputPart& part = *at->part;
-      const std::int64_t width = part.width();
-      const std::int64_t first =
-          part.begin + (std::max(block.begin, part.offset) - part.offset) / width;
-      const std::int64_t last =
-          part.begin + (std::min(block.end, part.offset + at->bytes) - part.offset) / width;
+      const auto element = [&](std::int64_t byte) {
+        return part.begin + (byte - part.offset) / part.unit().bytes * part.unit().elements;
+      };
+      const std::int64_t first = element(std::max(block.begin, part.offset));
+      const std::int64_t last = element(std::min(block.end, part.offset + at->bytes));
       Share& share = shares.emplace_back(Share{&*at, take_tensor(*at), {first}, {}});
       if (part.sum_elements > 0) {
         for (std::int64_t next =
@@ -223,7 +376,7 @@ class Writer {
     std::error_code error;
     fs::remove(path, error);
     return state.out = std::make_shared<DirectFile>(create_sized_file(path, state.file->size),
-                                                    options_.direct_io);
+                                                    options_.direct_io && !state.has_units);
   }
 
   const fs::path& dir_;

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "io/pump/layout.h"
 #include "io/pump/tensor_source.h"
 
 namespace tessera::io {
@@ -15,19 +17,25 @@ struct OutputPart {
   std::string source_name;               ///< name of the tensor in `source`
   std::int64_t begin = 0, end = 0;       ///< elements, row-major
   DType dtype = DType::F32;              ///< in the output
-  std::int64_t offset = 0;               ///< byte in the file, a multiple of the dtype's size
-  std::int64_t sum_elements = 0;         ///< elements per checksum; 0: no checksums
-  std::vector<std::uint64_t> sums{};     ///< CRC-64 of each run of sum_elements; set by write_files
+  std::int64_t offset = 0;            ///< byte in the file, a multiple of the dtype's size if Plain
+  std::int64_t sum_elements = 0;      ///< elements per checksum; 0: no checksums
+  std::vector<std::uint64_t> sums{};  ///< CRC-64 of each run of sum_elements; set by write_files
+  std::optional<Swap> swap{};         ///< of all elements of the tensor; begin is 0. No checksums
+  Encoding encoding = Encoding::Plain;  ///< Q8_0 of elements as `dtype`, F32. No checksums
+  /// Q8_0: the source's tensor is the bytes of its blocks, as U8 without checksums.
+  Encoding stored = Encoding::Plain;
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
+  EncodingUnit unit() const { return encoding_unit(encoding, dtype); }
+  std::int64_t bytes() const { return (end - begin) / unit().elements * unit().bytes; }
 };
 
-/// A file to write: a preamble, then parts.
+/// A file to write: a preamble, then parts. Gaps become zeros.
 struct OutputFile {
   std::string name;
   std::string preamble;
   std::int64_t size = 0;
-  std::vector<OutputPart> parts;  ///< in file order, without gaps
+  std::vector<OutputPart> parts;  ///< in file order
 };
 
 struct WriteOptions {
@@ -47,8 +55,10 @@ inline constexpr std::int64_t kLeastJobMemory = std::int64_t{128} << 10;
 /// 4 MiB, gathered from verified and converted chunks. Uses fewer than `jobs` threads if `memory`
 /// is less than kLeastJobMemory for each.
 /// @param chosen  indices of the files to write, ascending
+/// Elements are read once each, also those of swapped parts.
 /// @return false if `wrote` stopped it; unfinished files are then incomplete
-/// @throws IoError, CorruptCheckpoint naming file, tensor and elements; errors of the sources
+/// @throws IoError, CorruptCheckpoint naming file, tensor and elements; InvalidArgument naming a
+///         tensor with values that F16, or a scale of Q8_0, cannot hold; errors of the sources
 bool write_files(const fs::path& dir, std::vector<OutputFile>& files,
                  const std::vector<std::size_t>& chosen, const WriteOptions& options);
 

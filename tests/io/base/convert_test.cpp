@@ -116,12 +116,51 @@ TEST_CASE("f64 is rounded once") {
   }
 }
 
+TEST_CASE("f32 and f64 convert to the nearest f16, ties to even") {
+  // Between neighbours a < b, the middle goes to the even one, and its neighbours to a and b.
+  for (std::uint16_t bits = 0; bits < 0x7c00; ++bits) {
+    const double a = f16_by_definition(bits);
+    const double b =
+        bits == 0x7bff ? 65536 : f16_by_definition(static_cast<std::uint16_t>(bits + 1));
+    const auto middle = static_cast<float>((a + b) / 2);
+    const std::vector<float> values{static_cast<float>(a), std::nextafter(middle, 0.0F), middle,
+                                    std::nextafter(middle, 1e9F), -middle};
+    const auto even = static_cast<std::uint16_t>(bits + (bits & 1));
+    const auto next = static_cast<std::uint16_t>(bits + 1);
+    const std::vector<std::uint16_t> expected{bits, bits, even, next,
+                                              static_cast<std::uint16_t>(even | 0x8000)};
+    const auto found = convert<std::uint16_t>(DType::F32, values, DType::F16);
+    if (found != expected) {
+      CAPTURE(bits);
+      CHECK(found == expected);
+    }
+    // Rounding to f32 first would make this the middle.
+    const std::vector<double> wide{(a + b) / 2 * (1 + 1e-15), (a + b) / 2 * (1 - 1e-15)};
+    const auto from_wide = convert<std::uint16_t>(DType::F64, wide, DType::F16);
+    if (from_wide[0] != next || from_wide[1] != bits) {
+      CAPTURE(bits);
+      CHECK(from_wide[0] == next);
+      CHECK(from_wide[1] == bits);
+    }
+  }
+  const auto special = convert<std::uint16_t>(
+      DType::F32, std::vector<float>{70'000, -1e30F, INFINITY, std::nanf(""), 1e-30F, -0.0F},
+      DType::F16);
+  CHECK(special[0] == 0x7c00);
+  CHECK(special[1] == 0xfc00);
+  CHECK(special[2] == 0x7c00);
+  CHECK((special[3] & 0x7fff) > 0x7c00);
+  CHECK(special[4] == 0);
+  CHECK(special[5] == 0x8000);
+}
+
 TEST_CASE("unsupported conversions are refused by name") {
   const std::int64_t value = 1;
   float out = 0;
   CHECK_THROWS_HOLDING(Unsupported, "cannot convert i64 to f32",
                        convert_elements(DType::I64, &value, DType::F32, &out, 1));
-  CHECK_FALSE(can_convert(DType::F32, DType::F16));
+  CHECK_FALSE(can_convert(DType::F32, DType::F64));
+  CHECK_FALSE(can_convert(DType::I16, DType::F16));
   CHECK(can_convert(DType::I8, DType::I8));
 }
 

@@ -97,8 +97,11 @@ int run(const Options& options) {
   }
   if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
   if (options.what == "all") consolidate.what = io::ExportWhat::All;
-  if (options.dtype != "keep")
-    consolidate.dtype = options.dtype == "f32" ? DType::F32 : DType::BF16;
+  if (options.format == "gguf") consolidate.format = io::ExportFormat::GGUF;
+  if (options.dtype == "f32") consolidate.dtype = DType::F32;
+  if (options.dtype == "bf16") consolidate.dtype = DType::BF16;
+  if (options.dtype == "f16") consolidate.dtype = DType::F16;
+  if (options.dtype == "q8_0") consolidate.encoding = io::Encoding::Q8_0;
   consolidate.step = parse_step(options.source, options.step);
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
@@ -153,19 +156,23 @@ Command add_consolidate(CLI::App& parent) {
          "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
          "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), a directory of FSDP's "
          "files per rank (verl, SkyRL, accelerate), a file of torch.save (.ckpt, .pt, "
-         ".pth, .bin), or adapters in PEFT's format")
+         ".pth, .bin), adapters in PEFT's format, or a .gguf file (to hf only)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
-  app->add_option("--format", options->format,
-                  "A Hugging Face directory, also of a model that tessera does not know, or plain "
-                  "safetensors, the only format with optimizer state")
-      ->check(CLI::IsMember({"hf", "safetensors"}))
+  app->add_option(
+         "--format", options->format,
+         "A Hugging Face directory, also of a model that tessera does not know; plain "
+         "safetensors, the only format with optimizer state; or model.gguf for llama.cpp and "
+         "its kin, of Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, OLMo 2 and GPT-2")
+      ->check(CLI::IsMember({"hf", "safetensors", "gguf"}))
       ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->capture_default_str();
-  app->add_option("--dtype", options->dtype, "Dtype of the weights")
-      ->check(CLI::IsMember({"keep", "f32", "bf16"}))
+  app->add_option(
+         "--dtype", options->dtype,
+         "Dtype of the weights; f16 is an error if a value is beyond 65504, q8_0 is for gguf")
+      ->check(CLI::IsMember({"keep", "f32", "bf16", "f16", "q8_0"}))
       ->capture_default_str();
   app->add_option("--max-shard-size", options->max_shard_size, "Maximum size of a file of tensors")
       ->capture_default_str();

@@ -25,7 +25,7 @@ io::Json plan_json(const io::ConsolidatePlan& plan) {
         {{"source", tensor.source_name},
          {"name", tensor.name},
          {"dtype", name_of(tensor.stored)},
-         {"written", name_of(tensor.written)},
+         {"written", tensor.encoding == io::Encoding::Q8_0 ? "Q8_0" : name_of(tensor.written)},
          {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
          {"bytes", tensor.bytes},
          {"file", tensor.file}});
@@ -76,7 +76,9 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
       text += fmt::format("\n  {} ({})\n", file,
                           format_bytes(found == plan.files.end() ? 0 : found->bytes));
     }
+    const bool encoded = tensor.encoding == io::Encoding::Q8_0;
     const std::string dtype = !tensor.opaque_dtype.empty() ? tensor.opaque_dtype
+                              : encoded ? fmt::format("{} -> q8_0", tensor.stored)
                               : tensor.stored == tensor.written
                                   ? fmt::format("{}", tensor.stored)
                                   : fmt::format("{} -> {}", tensor.stored, tensor.written);
