@@ -135,7 +135,7 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
   }
   require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
-  const fs::path config = path / "config.json";
+  const fs::path config = source->path() / "config.json";
   require(is_there(config),
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
           "Hugging Face model into it, or `tessera consolidate` it with --config",
