@@ -2,6 +2,8 @@
 
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
+#include "io/deepspeed/deepspeed_source.h"
+#include "io/deepspeed/files.h"
 #include "io/safetensors/directory.h"
 #include "io/torch/torch_directory.h"
 
@@ -21,8 +23,9 @@ void refuse_parent_of_shards(const fs::path& dir) {
 
 bool is_sharded(const fs::path& dir) {
   std::error_code error;
-  return fs::is_directory(dir, error) && (is_safetensors_directory(dir) || is_dcp(dir) ||
-                                          is_dcp_safetensors(dir) || is_torch_directory(dir));
+  return fs::is_directory(dir, error) &&
+         (is_safetensors_directory(dir) || is_dcp(dir) || is_dcp_safetensors(dir) ||
+          is_torch_directory(dir) || is_deepspeed(dir));
 }
 
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
@@ -36,6 +39,8 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& dir,
     return open_dcp_safetensors(dir, shards);
   } else if (is_torch_directory(dir)) {
     source = open_torch_directory(dir);
+  } else if (is_deepspeed(dir)) {
+    source = open_deepspeed(dir);
   } else {
     refuse_parent_of_shards(dir);
   }

@@ -15,7 +15,8 @@ bool is_sharded(const fs::path& dir);
 void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch
-/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form.
+/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form, or a DeepSpeed run or
+/// checkpoint.
 /// @param shards  expected number of shards, which only the safetensors form does not record
 /// @return null for any other directory
 /// @throws InvalidArgument as refuse_parent_of_shards, and if `shards` is given for another form;
