@@ -16,8 +16,8 @@ constexpr const char* kLatest = "latest";
 constexpr std::string_view kFolder = "global_step";  // and the step, unless the program names it
 constexpr std::int64_t kMaxLatest = 4096;            // bytes
 constexpr const char* kConvert =
-    "convert it with DeepSpeed's ds_to_universal (python -m deepspeed.checkpoint.ds_to_universal), "
-    "and give the folder that it writes";
+    "DeepSpeed's ds_to_universal (python -m deepspeed.checkpoint.ds_to_universal) writes each "
+    "parameter whole, as zero/NAME/fp32.pt";
 
 bool skip(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
@@ -154,6 +154,12 @@ DeepSpeedFiles find_deepspeed(const fs::path& dir) {
     folder = folder_of(dir);
   }
   const fs::path path = files.run / folder;
+  require<Unsupported>(
+      !is_there(path / "zero"),
+      "{} is a universal checkpoint of DeepSpeed, which tessera does not read; give "
+      "the one that it was made from, or torch.load its parameters, which are whole "
+      "(zero/NAME/fp32.pt)",
+      path.string());
   std::map<int, std::string> models, optimizers;  // by rank
   std::string first;                              // name of the first in `optimizers`
   for (const std::string& name : names_in(path)) {

@@ -147,7 +147,7 @@ TorchTensor read_flat(const TorchArchive& file, const Node& node) {
 void refuse_experts(bool has_experts, const std::string& where) {
   require<Unsupported>(!has_experts,
                        "{} is of a model whose experts are spread over ranks, which tessera does "
-                       "not join; convert the checkpoint with DeepSpeed's ds_to_universal",
+                       "not join; DeepSpeed's ds_to_universal writes each parameter whole",
                        where);
 }
 

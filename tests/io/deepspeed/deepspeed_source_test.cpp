@@ -218,6 +218,10 @@ TEST_CASE("forms that need other tools are refused by name") {
   refuse("of a pipeline", "mp_rank_00_001_model_states.pt");
   refuse("experts spread over ranks", "layer_0_expert_3_mp_rank_00_model_states.pt");
   refuse("experts spread over ranks", "expp_rank_0_mp_rank_00_optim_states.pt");
+  const RunCopy universal("zero2");
+  fs::create_directories(universal.folder / "zero/cube");
+  CHECK_THROWS_HOLDING(Unsupported, "is a universal checkpoint of DeepSpeed",
+                       open_sharded(universal.path));
 }
 
 TEST_CASE("a damaged flat buffer is detected by each tensor that is cut from it") {

@@ -150,8 +150,8 @@ Command add_consolidate(CLI::App& parent) {
       "file.");
   app->add_option("CHECKPOINT", options->source,
                   "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
-                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), or adapters in "
-                  "PEFT's format")
+                  "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), a DeepSpeed run or "
+                  "its global_step folder, or adapters in PEFT's format")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option("--format", options->format,
