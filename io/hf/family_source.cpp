@@ -101,7 +101,8 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
           ChunkStorage{own.shape,
                        {},
                        stored ? stored->checked_begin : chunk.byte_begin,
-                       stored ? stored->checked_end : chunk.byte_end});
+                       stored ? stored->checked_end : chunk.byte_end,
+                       stored ? stored->check : std::make_shared<StorageCheck>()});
     }
     chunk.byte_begin += (from - chunk.begin) * whole.width();
     chunk.byte_end = chunk.byte_begin + (to - from) * whole.width();

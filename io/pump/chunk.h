@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,12 +18,19 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
+/// Whether a storage was verified. Shared by its chunks, so that it is read for that only once.
+struct StorageCheck {
+  std::mutex mutex;
+  bool verified = false;  ///< guarded by mutex
+};
+
 /// Storage of a chunk whose elements are strided, or whose checksum covers more than its elements.
 struct ChunkStorage {
   Shape shape;                     ///< of the chunk's box
   std::optional<Strides> strides;  ///< in elements; empty: row-major
   /// Bytes of the file covered by the checksum.
   std::int64_t checked_begin = 0, checked_end = 0;
+  std::shared_ptr<StorageCheck> check = std::make_shared<StorageCheck>();
 };
 
 enum class Checksum : std::uint8_t { None, Crc64, Crc32 };

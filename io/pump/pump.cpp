@@ -47,11 +47,10 @@ void PumpTensor::add_sum(std::size_t c, std::int64_t from, std::int64_t to, std:
 
 void PumpTensor::check_storage(std::size_t c, const DirectFile& file,
                                const AlignedBuffer& scratch) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (checked_.contains(c)) return;
-  }
   const Chunk& chunk = record->chunks[c];
+  StorageCheck& check = *chunk.storage->check;
+  const std::lock_guard lock(check.mutex);
+  if (check.verified) return;
   const auto most = static_cast<std::int64_t>(scratch.size() - 2 * kDirectAlignment);
   std::uint64_t crc = 0;
   for (std::int64_t at = chunk.storage->checked_begin; at < chunk.storage->checked_end;) {
@@ -61,8 +60,7 @@ void PumpTensor::check_storage(std::size_t c, const DirectFile& file,
     at += n;
   }
   if (crc != chunk.crc64) fail(c);
-  const std::lock_guard lock(mutex_);
-  checked_.insert(c);
+  check.verified = true;
 }
 
 void PumpTensor::fail(std::size_t c) const {

@@ -54,7 +54,6 @@ class PumpTensor {
  private:
   std::mutex mutex_;
   std::unordered_map<std::size_t, RangeSum> sums_;  // of chunks read in part so far
-  std::set<std::size_t> checked_;                   // chunks whose storage was checked
   std::set<std::size_t> skipped_;                   // constant while threads read
 };
 

@@ -2,6 +2,8 @@
 
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
+#include "io/deepspeed/deepspeed_source.h"
+#include "io/deepspeed/files.h"
 #include "io/safetensors/directory.h"
 #include "io/torch/rank_files.h"
 #include "io/torch/torch_directory.h"
@@ -24,7 +26,7 @@ bool is_sharded(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return is_saved_file(path);
   return is_safetensors_directory(path) || is_dcp(path) || is_dcp_safetensors(path) ||
-         is_torch_directory(path) || is_rank_files(path);
+         is_torch_directory(path) || is_rank_files(path) || is_deepspeed(path);
 }
 
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
@@ -42,6 +44,8 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
     source = open_torch_directory(path);
   } else if (is_rank_files(path)) {
     source = open_rank_files(path);
+  } else if (is_deepspeed(path)) {
+    source = open_deepspeed(path);
   } else {
     refuse_parent_of_shards(path);
   }

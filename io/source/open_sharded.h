@@ -15,8 +15,8 @@ bool is_sharded(const fs::path& path);
 void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch
-/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form, or FSDP's files of
-/// each rank; or a file of torch.save (see is_saved_file).
+/// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form, FSDP's files of each
+/// rank, or a DeepSpeed run or checkpoint; or a file of torch.save (see is_saved_file).
 /// @param shards  expected number of shards, which only the safetensors form does not record
 /// @return null for any other path
 /// @throws InvalidArgument as refuse_parent_of_shards, and if `shards` is given for another form;

@@ -56,11 +56,13 @@ std::shared_ptr<const TensorRecord> ShardedSource::record(const std::string& nam
     const Location location = locate(name, tensor, i);
     Chunk& chunk = record->chunks.emplace_back();
     const std::int64_t n = numel(stored.box.shape);
-    const bool one_run = is_one_run(stored.box, tensor.shape);
+    const bool one_run = stored.flat || is_one_run(stored.box, tensor.shape);
     chunk.file = files_[stored.file];
     chunk.byte_begin = location.begin;
     chunk.byte_end = location.begin + n * width;
-    chunk.begin = one_run ? first_element(stored.box, tensor.shape) : 0;
+    chunk.begin = stored.flat ? stored.box.offsets[0]
+                  : one_run   ? first_element(stored.box, tensor.shape)
+                              : 0;
     chunk.end = chunk.begin + n;
     if (!one_run) chunk.box = stored.box;
     chunk.crc64 = location.crc32.value_or(0);
@@ -68,7 +70,11 @@ std::shared_ptr<const TensorRecord> ShardedSource::record(const std::string& nam
     const bool checks_more =
         location.crc32 && location.checked_end - location.checked_begin != n * width;
     if (!location.strides && !checks_more) continue;
-    ChunkStorage storage{stored.box.shape, {}, location.checked_begin, location.checked_end};
+    ChunkStorage storage{stored.box.shape,
+                         {},
+                         location.checked_begin,
+                         location.checked_end,
+                         check_of(stored.file, location.checked_begin)};
     if (location.strides) storage.strides = *location.strides;
     chunk.storage = std::make_shared<const ChunkStorage>(storage);
   }
@@ -86,6 +92,15 @@ const ShardedSource::StoredTensor& ShardedSource::find(const std::string& name) 
   throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
 }
 
+// The state shared by all chunks of one storage.
+std::shared_ptr<StorageCheck> ShardedSource::check_of(std::uint32_t file,
+                                                      std::int64_t begin) const {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<StorageCheck>& check = checks_[{file, begin}];
+  if (!check) check = std::make_shared<StorageCheck>();
+  return check;
+}
+
 // Reads the directory of the block's archive on first use. Threads may do so concurrently.
 ShardedSource::Location ShardedSource::locate(const std::string& name, const StoredTensor& tensor,
                                               std::size_t i) const {
@@ -94,7 +109,11 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
     return Location{offset + stored.begin, shared_strides(stored), offset + stored.storage_begin,
                     offset + stored.storage_end, stored.crc32};
   };
-  if (block.known) return location_of(*block.known, 0);
+  if (block.known) {
+    Location location = location_of(*block.known, 0);
+    location.begin += block.offset;
+    return location;
+  }
   if (!archives_) return {block.offset, nullptr, 0, 0, std::nullopt};
   const std::size_t number = tensor.first_block + i;
   {

@@ -19,19 +19,22 @@ namespace tessera::io {
 struct StoredBlock {
   Box box;
   std::uint32_t file = 0;   ///< index into a list of files
-  std::int64_t offset = 0;  ///< bytes from the start of the file
+  std::int64_t offset = 0;  ///< bytes from the start of the file, or of `known`
   std::int64_t length = 0;  ///< bytes
   /// Where the elements are in the file, if that is known; else `archives` of finish() says how to
   /// find them.
   std::shared_ptr<const TorchTensor> known{};
+  /// Whether the box has one dim and is of the flattened tensor, as parts of a flat buffer are.
+  bool flat = false;
 };
 
 /// Tensors of another program's sharded checkpoint, under their original names.
 class ShardedSource final : public TensorSource {
  public:
   /// @param kind  format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP
-  ///              (PyTorch DCP)", "PyTorch DCP as safetensors", "PyTorch FSDP rank files"; or of its
-  ///              file: "PyTorch Lightning checkpoint", "PyTorch file"
+  ///              (PyTorch DCP)", "PyTorch DCP as safetensors", "PyTorch FSDP rank files", "DeepSpeed
+  ///              ZeRO-3 checkpoint", ...; or of its file: "PyTorch Lightning checkpoint", "PyTorch
+  ///              file"
   ShardedSource(fs::path dir, std::string kind)
       : dir_(std::move(dir)), config_dir_(dir_), kind_(std::move(kind)), open_files_(dir_) {}
 
@@ -95,6 +98,7 @@ class ShardedSource final : public TensorSource {
     std::int64_t checked_begin = 0, checked_end = 0;
     std::optional<std::uint32_t> crc32;
   };
+  std::shared_ptr<StorageCheck> check_of(std::uint32_t file, std::int64_t begin) const;
   const StoredTensor& find(const std::string& name) const;
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
 
@@ -108,8 +112,9 @@ class ShardedSource final : public TensorSource {
   std::size_t block_count_ = 0;
   bool archives_ = false;
   mutable OpenFiles open_files_;
-  mutable std::mutex mutex_;  // guards locations_
+  mutable std::mutex mutex_;  // guards the members below
   mutable std::vector<std::optional<Location>> locations_;
+  mutable std::map<std::pair<std::uint32_t, std::int64_t>, std::shared_ptr<StorageCheck>> checks_;
 };
 
 }  // namespace tessera::io

@@ -211,8 +211,8 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   const auto options = std::make_shared<InspectCommand>();
   CLI::App* app = parent.add_subcommand(
       "inspect",
-      "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's "
-      "shards: the tensors as consolidate would write them");
+      "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's and "
+      "DeepSpeed's shards: the tensors as consolidate would write them");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");

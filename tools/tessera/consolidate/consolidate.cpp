@@ -155,7 +155,8 @@ Command add_consolidate(CLI::App& parent) {
          "CHECKPOINT", options->source,
          "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
          "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), a directory of FSDP's "
-         "files per rank (verl, SkyRL, accelerate), a file of torch.save (.ckpt, .pt, "
+         "files per rank (verl, SkyRL, accelerate), a DeepSpeed run or its global_step folder, a "
+         "file of torch.save (.ckpt, .pt, "
          ".pth, .bin), adapters in PEFT's format, or a .gguf file (to hf only)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
