@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "io/pickle/pickle_reader.h"
 #include "io/pump/box.h"
 
 namespace tessera::io {
@@ -11,7 +12,6 @@ namespace {
 
 constexpr std::int64_t kMaxStates = std::int64_t{256} << 20;
 
-constexpr PickleGlobal kTorchSize{"torch", "Size"};
 constexpr PickleGlobal kStage{"deepspeed.runtime.zero.config", "ZeroStageEnum"};
 // A tensor with attributes, such as the ds_id of ZeRO-3.
 constexpr PickleGlobal kRebuildFromType{"torch._tensor", "_rebuild_from_type_v2"};

@@ -1,4 +1,6 @@
 // The header of a GGUF file, and the config.json and tokenizer made of its keys.
+#include <nlohmann/json.hpp>
+
 #include "io/gguf/source.h"
 #include "tests/fuzz/fuzz.h"
 
