@@ -28,6 +28,7 @@ constexpr PickleGlobal kStateGlobals[] = {
     {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"},
     {"deepspeed.utils.tensor_fragment", "fragment_address"},
     {"argparse", "Namespace"},
+    {"__builtin__", "set"},  // as protocol 2 names it
     {"builtins", "set"},
     {"collections", "defaultdict"},
     {"pathlib", "PosixPath"},
