@@ -94,7 +94,7 @@ auto unit(std::initializer_list<Module*> modules, F f, Arguments... arguments) {
   };
   (collect(arguments), ...);
   return detail::from_list<Result>(detail::run_unit(
-      std::span(modules.begin(), modules.size()),
+      std::span<Module* const>(modules.begin(), modules.size()),
       [=](std::span<const Tensor> tensors) mutable {
         return detail::as_list<Result>(detail::call_with(f, tensors, arguments...));
       },

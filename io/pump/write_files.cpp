@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/base/thread_pool.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"

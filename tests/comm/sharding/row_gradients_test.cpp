@@ -8,6 +8,7 @@
 #include "comm/planned.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/nn/layers.h"
 #include "core/ops/elementwise.h"

@@ -12,7 +12,10 @@
 
 #include "comm/sharding/replica_check.h"
 #include "core/base/clock.h"
+#include "core/base/device_backend.h"
 #include "core/base/fault_point.h"
+#include "core/base/memory.h"
+#include "core/base/thread_pool.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
