@@ -15,6 +15,7 @@
 #include "comm/single.h"
 #include "comm/tcp.h"
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 
 namespace tessera::comm {
 namespace {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "core/base/device_backend.h"
 #include "core/base/storage.h"
 
 namespace tessera::comm {

@@ -1,6 +1,7 @@
 #include "comm/nccl.h"
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 #include "core/base/plugin.h"
 
 namespace tessera::comm {

@@ -15,6 +15,7 @@
 #include "comm/process_backend.h"
 #include "comm/reduce.h"
 #include "core/base/context.h"
+#include "core/base/memory.h"
 
 namespace tessera::comm {
 namespace {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/base/device_backend.h"
 #include "core/tensor_impl.h"
 #include "kernels/elementwise.h"
 

@@ -1,5 +1,8 @@
 #include "kernels/dispatch.h"
 
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
+
 namespace tessera::kernels {
 namespace {
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/base/device_backend.h"
 #include "kernels/dispatch.h"
 #include "kernels/workspace.h"
 

@@ -13,7 +13,7 @@ using Sgemm = bool (*)(char op_a, char op_b, std::int64_t m, std::int64_t n, std
 
 inline constexpr int kProductPluginVersion = 1;
 
-/// What multiplies float32 matrices on the CPU: oneDNN, if its plugin can be loaded, else Eigen.
+/// Library of float32 matrix products on the CPU: oneDNN, if its plugin can be loaded, else Eigen.
 struct ProductLibrary {
   std::string name;       ///< "oneDNN 2.6.3" or "Eigen"
   Sgemm sgemm = nullptr;  ///< null: Eigen

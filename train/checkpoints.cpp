@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/thread_pool.h"
 #include "io/checkpoint/find.h"
 #include "train/load_state.h"
 #include "train/run_lock.h"

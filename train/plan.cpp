@@ -6,6 +6,7 @@
 
 #include "comm/control/memory_store.h"
 #include "comm/planned.h"
+#include "core/base/memory.h"
 
 namespace tessera::train {
 

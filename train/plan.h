@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/base/context.h"
+#include "core/base/memory.h"
 #include "train/ranks.h"
 
 namespace tessera::train {

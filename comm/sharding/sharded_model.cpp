@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "comm/communicator.h"
+#include "core/base/thread_pool.h"
 #include "core/base/trace.h"
 #include "kernels/elementwise.h"
 #include "kernels/optimizer.h"
@@ -45,6 +47,12 @@ void add_unique(std::vector<FlatUnit*>& units, FlatUnit* unit) {
 
 }  // namespace
 
+struct ShardedModel::Tables {
+  std::unordered_map<const void*, std::function<void()>> before_update;  // by owner
+  std::unordered_map<const Parameter*, FlatUnit*> unit_of;
+  std::unordered_map<const nn::Module*, Units> units_of_module;  // cache, filled on first run
+};
+
 // One forward pass of nn::unit, and its backward pass.
 class ShardedModel::Run final : public autograd::Scope {
  public:
@@ -79,7 +87,11 @@ class ShardedModel::Run final : public autograd::Scope {
 
 ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec& spec,
                            const std::shared_ptr<Context>& context)
-    : model_(model), mesh_(mesh), spec_(spec), context_(context) {
+    : model_(model),
+      mesh_(mesh),
+      spec_(spec),
+      context_(context),
+      tables_(std::make_unique<Tables>()) {
   spec.validate();
   state_context_ = make_state_context(spec, context);
   require(!model.parameters().empty(), "the model has no parameters");
@@ -91,7 +103,7 @@ ShardedModel::ShardedModel(nn::Module& model, const Mesh& mesh, const ShardSpec&
         [this](FlatUnit& flat) { demand(flat); },
         [this] { drain_reductions(spec_.reduce_behind); }));
     FlatUnit& flat = *units_.back();
-    for (const Parameter* parameter : unit.parameters) unit_of_[parameter] = &flat;
+    for (const Parameter* parameter : unit.parameters) tables_->unit_of[parameter] = &flat;
   };
   for (const Unit& unit : tessera::units_of(model, spec.units)) {
     Unit trainable{unit.name, {}}, frozen{unit.name, {}};
@@ -154,9 +166,9 @@ void ShardedModel::observe_gradients(std::function<void(const FlatUnit&)> observ
 
 void ShardedModel::before_update(const void* owner, std::function<void()> callback) {
   if (callback)
-    before_update_[owner] = std::move(callback);
+    tables_->before_update[owner] = std::move(callback);
   else
-    before_update_.erase(owner);
+    tables_->before_update.erase(owner);
 }
 
 std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
@@ -193,13 +205,13 @@ void ShardedModel::values_changed() {
 }
 
 const ShardedModel::Units& ShardedModel::units_of_module(const nn::Module& module) {
-  const auto [at, is_new] = units_of_module_.try_emplace(&module);
+  const auto [at, is_new] = tables_->units_of_module.try_emplace(&module);
   if (!is_new) return at->second;
   for (const Parameter* parameter : module.parameters()) {
-    const auto found = unit_of_.find(parameter);
-    if (found == unit_of_.end()) units_of_module_.erase(at);
-    require(found != unit_of_.end(), "nn::unit runs '{}', which is not a part of the sharded model",
-            module.path());
+    const auto found = tables_->unit_of.find(parameter);
+    if (found == tables_->unit_of.end()) tables_->units_of_module.erase(at);
+    require(found != tables_->unit_of.end(),
+            "nn::unit runs '{}', which is not a part of the sharded model", module.path());
     add_unique(at->second, found->second);
   }
   return at->second;
@@ -421,7 +433,7 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
   require(!unfinished_,
           "an optimizer step before the step's last micro-batch: begin that one with last = true");
   create_optimizer_state(optimizer);
-  for (const auto& [owner, callback] : before_update_) callback();
+  for (const auto& [owner, callback] : tables_->before_update) callback();
   const Range range(*context_, "optimizer");
   optim::UpdateOptions own_options = options;
   own_options.factor = fetched(options.factor, state_context_);

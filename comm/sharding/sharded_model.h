@@ -3,7 +3,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -134,10 +133,9 @@ class ShardedModel final : public nn::UnitRuntime {
   Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;
-  std::unordered_map<const void*, std::function<void()>> before_update_;  // by owner
-  std::unordered_map<const Parameter*, FlatUnit*> unit_of_;
-  std::unordered_map<const nn::Module*, Units> units_of_module_;  // cache, filled on first run
-  std::vector<Run*> running_;  // recorded forward passes, innermost last
+  struct Tables;
+  std::shared_ptr<Tables> tables_;  // not shared, as in Context
+  std::vector<Run*> running_;       // recorded forward passes, innermost last
   Order training_order_, evaluation_order_;
   Phase phase_ = Phase::None;
   bool whole_ = false;       // between gather_all() and end_evaluation()

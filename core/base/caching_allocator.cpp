@@ -1,6 +1,7 @@
 #include "core/base/caching_allocator.h"
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 
 namespace tessera {
 namespace {

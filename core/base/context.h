@@ -7,9 +7,6 @@
 
 #include "core/base/cpu_level.h"
 #include "core/base/device.h"
-#include "core/base/device_backend.h"
-#include "core/base/memory.h"
-#include "core/base/thread_pool.h"
 
 namespace tessera {
 
@@ -22,8 +19,12 @@ struct ContextOptions {
   DeviceLimits planned_limits{};  ///< of a planned GPU
 };
 
-struct RngStep;
+class Allocator;
+class DeviceBackend;
+class MemoryLedger;
+class ThreadPool;
 class Trace;
+struct RngStep;
 namespace autograd {
 class Scope;
 }
@@ -46,16 +47,16 @@ class Context : public std::enable_shared_from_this<Context> {
     return options_.device.type == DeviceType::Meta ? options_.planned : options_.device;
   }
   CpuLevel cpu_level() const { return options_.cpu_level; }
-  ThreadPool& threads() { return threads_; }
-  MemoryLedger& ledger() { return ledger_; }
-  const MemoryLedger& ledger() const { return ledger_; }
+  ThreadPool& threads();
+  MemoryLedger& ledger();
+  const MemoryLedger& ledger() const;
   /// Host memory of a context on a GPU; the ledger itself on the CPU.
-  MemoryLedger& host_ledger() { return target().type == DeviceType::CUDA ? host_ledger_ : ledger_; }
-  Allocator& allocator() { return backend_ ? backend_->allocator() : *allocator_; }
+  MemoryLedger& host_ledger();
+  Allocator& allocator();
   /// @throws InternalError unless this is a CUDA context
   DeviceBackend& backend();
   /// Limits of the GPU; on a meta context, of the planned GPU.
-  DeviceLimits limits() const { return backend_ ? backend_->limits() : options_.planned_limits; }
+  DeviceLimits limits() const;
 
   /// Records kernels and ranges; null: off.
   Trace* trace() const { return trace_; }
@@ -78,9 +79,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void plan_flops(double count) { planned_flops_ += count; }
   /// Most scratch memory that each library may use for an operation on a planned GPU, beside the
   /// ledger: a library chooses it on the GPU.
-  const std::unordered_map<std::string, std::int64_t>& planned_libraries() const {
-    return planned_libraries_;
-  }
+  const std::unordered_map<std::string, std::int64_t>& planned_libraries() const;
   void plan_library(const std::string& name, std::int64_t bytes);
 
   /// Sequence number for a node of the autograd graph.
@@ -89,15 +88,12 @@ class Context : public std::enable_shared_from_this<Context> {
  private:
   explicit Context(const ContextOptions& options);
   ContextOptions options_;
-  MemoryLedger ledger_, host_ledger_;
-  std::unique_ptr<DeviceBackend> backend_;  // CUDA only; other devices use allocator_
-  std::unique_ptr<Allocator> allocator_;
-  ThreadPool threads_;
+  struct Resources;
+  std::shared_ptr<Resources> resources_;  // not shared: std::unique_ptr takes longer to compile
   bool grad_enabled_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
   double planned_flops_ = 0;
-  std::unordered_map<std::string, std::int64_t> planned_libraries_;
   Trace* trace_ = nullptr;
   RngStep* rng_step_ = nullptr;  // allocated on first use
 };

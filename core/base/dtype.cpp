@@ -13,6 +13,10 @@ std::string_view dtype_name(DType dtype) {
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
+void throw_unexpected_dtype(DType expected, DType found) {
+  throw InvalidArgument("expected dtype {}, got {}", expected, found);
+}
+
 void throw_not_computing(DType dtype, std::string_view what) {
   throw Unsupported("{} is not available for dtype {}; use f32, bf16 or f64", what,
                     dtype_name(dtype));

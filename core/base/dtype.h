@@ -85,6 +85,8 @@ constexpr DType dtype_of() {
     static_assert(sizeof(U) == 0, "no DType for this type");
 }
 
+/// @throws InvalidArgument naming both
+[[noreturn]] void throw_unexpected_dtype(DType expected, DType found);
 /// @throws Unsupported naming `what` and the dtype
 [[noreturn]] void throw_not_computing(DType dtype, std::string_view what);
 

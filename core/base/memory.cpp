@@ -72,20 +72,20 @@ std::string_view memory_category_name(MemoryCategory category) {
 
 struct MemoryLedger::Entries {
   std::mutex mutex;
-  std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<Entry>> by_owner;
+  std::map<std::pair<MemoryCategory, std::string>, std::unique_ptr<MemoryEntry>> by_owner;
 };
 
 MemoryLedger::MemoryLedger() : entries_(std::make_unique<Entries>()) {}
 MemoryLedger::~MemoryLedger() = default;
 
-MemoryLedger::Entry& MemoryLedger::entry(MemoryCategory category, std::string_view owner) {
+MemoryEntry& MemoryLedger::entry(MemoryCategory category, std::string_view owner) {
   const std::lock_guard lock(entries_->mutex);
   auto& slot = entries_->by_owner[{category, std::string(owner)}];
-  if (!slot) slot = std::make_unique<Entry>(category, std::string(owner));
+  if (!slot) slot = std::make_unique<MemoryEntry>(category, std::string(owner));
   return *slot;
 }
 
-void MemoryLedger::book(Entry& entry, std::int64_t bytes) {
+void MemoryLedger::book(MemoryEntry& entry, std::int64_t bytes) {
   const auto add = [bytes](std::atomic<std::int64_t>& current, std::atomic<std::int64_t>& peak) {
     const std::int64_t now = current.fetch_add(bytes) + bytes;
     if (bytes > 0) raise_peak(peak, now);

@@ -8,24 +8,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-namespace tessera {
+#include "core/base/memory_category.h"
 
-/// Purpose of a block of memory.
-enum class MemoryCategory : std::uint8_t {
-  Parameters,      ///< this rank's master weights
-  Gradients,       ///< flat gradient buffers and reduced segments
-  OptimizerState,  ///< moments
-  Gathered,        ///< gathered parameters in the compute dtype
-  Activations,     ///< results of operations, saved tensors
-  Workspace,       ///< scratch of one operation
-  Communication,   ///< staging of collectives
-  Staging,         ///< copies for saving
-  Data,            ///< token batches
-};
-inline constexpr int kMemoryCategories = 9;
-std::string_view memory_category_name(MemoryCategory category);
+namespace tessera {
 
 /// Bytes in use now and the most that were in use at once.
 struct MemoryUsage {
@@ -39,17 +27,18 @@ struct MemoryPeak {
   std::string owner, phase;
 };
 
+/// One line of a ledger. Stays valid as long as the ledger.
+struct MemoryEntry {
+  MemoryCategory category;
+  std::string owner;
+  std::atomic<std::int64_t> current{0};
+  std::atomic<std::int64_t> peak{0};
+  MemoryEntry(MemoryCategory c, std::string o) : category(c), owner(std::move(o)) {}
+};
+
 /// Counts every byte that a Context allocates, by category and owner. Thread-safe.
 class MemoryLedger {
  public:
-  /// One line of the ledger. Stays valid as long as the ledger.
-  struct Entry {
-    MemoryCategory category;
-    std::string owner;
-    std::atomic<std::int64_t> current{0};
-    std::atomic<std::int64_t> peak{0};
-    Entry(MemoryCategory c, std::string o) : category(c), owner(std::move(o)) {}
-  };
   struct Line {
     MemoryCategory category;
     std::string owner;
@@ -62,9 +51,9 @@ class MemoryLedger {
   MemoryLedger& operator=(const MemoryLedger&) = delete;
 
   /// The entry of (category, owner), created on first use.
-  Entry& entry(MemoryCategory category, std::string_view owner);
+  MemoryEntry& entry(MemoryCategory category, std::string_view owner);
   /// Adds `bytes`, negative on release, to an entry of this ledger.
-  void book(Entry& entry, std::int64_t bytes);
+  void book(MemoryEntry& entry, std::int64_t bytes);
 
   /// Most bytes that allocations may have in use at once; 0: no limit.
   void set_limit(std::int64_t bytes) { limit_ = bytes; }

@@ -6,11 +6,12 @@
 
 namespace tessera {
 
-Dims::Dims(std::span<const std::int64_t> values) : size_(static_cast<int>(values.size())) {
-  require(values.size() <= kMaxDims, "a tensor has at most {} dims, got {}", int{kMaxDims},
-          values.size());
-  std::copy(values.begin(), values.end(), values_.begin());
+Dims::Dims(const std::int64_t* values, std::size_t count) : size_(static_cast<int>(count)) {
+  require(count <= kMaxDims, "a tensor has at most {} dims, got {}", int{kMaxDims}, count);
+  std::copy_n(values, count, values_.begin());
 }
+
+Dims::Dims(std::initializer_list<std::int64_t> values) : Dims(values.begin(), values.size()) {}
 
 std::int64_t Dims::at(int i) const {
   const int index = i < 0 ? i + size_ : i;

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -16,10 +17,10 @@ class Dims {
   static constexpr int kMaxDims = 8;
 
   Dims() = default;
-  Dims(std::initializer_list<std::int64_t> values)
-      : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
+  Dims(std::initializer_list<std::int64_t> values);
   /// @throws InvalidArgument on more than kMaxDims values
-  explicit Dims(std::span<const std::int64_t> values);
+  Dims(const std::int64_t* values, std::size_t count);
+  explicit Dims(const std::vector<std::int64_t>& values) : Dims(values.data(), values.size()) {}
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }

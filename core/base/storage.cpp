@@ -1,6 +1,8 @@
 #include "core/base/storage.h"
 
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 
 namespace tessera {
 

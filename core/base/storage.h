@@ -1,15 +1,16 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "core/base/context.h"
+#include "core/base/memory_category.h"
 
 namespace tessera {
 
+struct MemoryEntry;
 class Storage;
 
 /// Fills a storage when its contents are needed; see Storage::set_supplier().
@@ -81,7 +82,7 @@ class Storage {
   Allocator* allocator_;
   void* data_ = nullptr;
   MemoryLedger* ledger_ = nullptr;  // null: not counted
-  MemoryLedger::Entry* entry_ = nullptr;
+  MemoryEntry* entry_ = nullptr;
   std::shared_ptr<void> keep_alive_;
   StorageSupplier* supplier_ = nullptr;
   bool materialized_ = false;

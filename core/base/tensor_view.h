@@ -31,7 +31,7 @@ struct TensorView {
   /// Data as T. @throws InvalidArgument if T is not the dtype
   template <typename T>
   T* as() const {
-    require(dtype_of<T>() == dtype, "expected dtype {}, got {}", dtype_of<T>(), dtype);
+    if (dtype_of<T>() != dtype) throw_unexpected_dtype(dtype_of<T>(), dtype);
     return static_cast<T*>(data);
   }
   /// Address of the element at `offset`, in elements; null if `data` is null.

@@ -2,7 +2,9 @@
 
 #include <chrono>
 
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 
 namespace tessera {
 namespace {

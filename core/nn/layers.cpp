@@ -46,6 +46,8 @@ const Tensor& Linear::bias_or_none() const { return tensor_of(bias); }
 
 Linear::~Linear() = default;
 
+bool Linear::has_adapters() const { return !adapters_.empty(); }
+
 std::int64_t Linear::inputs() const {
   return weight.tensor.shape()[layout == ops::WeightLayout::OutIn ? 1 : 0];
 }

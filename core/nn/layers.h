@@ -57,7 +57,7 @@ class Linear : public Module {
   /// @throws InvalidArgument on a range or a setting that does not fit
   void add_adapter(std::string_view name, std::int64_t first, std::int64_t count,
                    const LoraOptions& options);
-  bool has_adapters() const { return !adapters_.empty(); }
+  bool has_adapters() const;
 
   const ops::WeightLayout layout;
   Parameter weight;

@@ -8,9 +8,10 @@
 namespace tessera::nn::detail {
 
 std::vector<Tensor> run_unit(
-    std::span<Module* const> modules,
+    std::initializer_list<Module*> list,
     const std::function<std::vector<Tensor>(std::span<const Tensor>)>& function,
     std::vector<Tensor> inputs) {
+  const std::span<Module* const> modules(list.begin(), list.size());
   require(!modules.empty(), "nn::unit needs at least one module");
   const auto first =
       std::find_if(inputs.begin(), inputs.end(), [](const Tensor& t) { return t.defined(); });

@@ -38,7 +38,7 @@ class UnitRuntime {
 namespace detail {
 
 std::vector<Tensor> run_unit(
-    std::span<Module* const> modules,
+    std::initializer_list<Module*> modules,
     const std::function<std::vector<Tensor>(std::span<const Tensor>)>& function,
     std::vector<Tensor> inputs);
 
@@ -94,7 +94,7 @@ auto unit(std::initializer_list<Module*> modules, F f, Arguments... arguments) {
   };
   (collect(arguments), ...);
   return detail::from_list<Result>(detail::run_unit(
-      std::span(modules.begin(), modules.size()),
+      modules,
       [=](std::span<const Tensor> tensors) mutable {
         return detail::as_list<Result>(detail::call_with(f, tensors, arguments...));
       },

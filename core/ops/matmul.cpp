@@ -22,7 +22,7 @@ struct Plan {
 };
 
 Shape without_matrix(const Shape& shape) {
-  return Shape(std::span<const std::int64_t>(shape.begin(), shape.end() - 2));
+  return Shape(shape.begin(), static_cast<std::size_t>(shape.size() - 2));
 }
 
 Plan make_plan(const Shape& a, const Shape& b) {

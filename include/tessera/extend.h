@@ -7,8 +7,11 @@
 ///     kernels::cuda::launch(context, "cube", cube_kernel, {.grid = 4, .block = 256}, n, x, y);
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/base/tensor_view.h"
+#include "core/base/thread_pool.h"
 #include "core/ops/checks.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/workspace.h"

@@ -7,5 +7,6 @@
 ///     fmt::print("{}\n", x);                      // values, shape, dtype, device
 
 #include "core/base/error.h"
+#include "core/base/memory_category.h"
 #include "core/tensor.h"
 #include "core/tensor_print.h"

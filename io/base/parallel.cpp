@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/thread_pool.h"
+
 namespace tessera::io {
 
 void parallel_for_each(std::size_t n, int threads, const std::function<void(std::size_t)>& body) {

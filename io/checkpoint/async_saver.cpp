@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
+#include "core/base/thread_pool.h"
 
 namespace tessera::io {
 namespace {
@@ -121,7 +124,7 @@ class Staging {
  private:
   const std::shared_ptr<Context> context_;
   Allocator& allocator_;
-  MemoryLedger::Entry& entry_;
+  MemoryEntry& entry_;
   const std::size_t bytes_;
   std::byte* data_ = nullptr;
 };

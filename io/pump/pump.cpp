@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/thread_pool.h"
 #include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"

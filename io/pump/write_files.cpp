@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
+#include "core/base/thread_pool.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"

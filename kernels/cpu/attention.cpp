@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/base/context.h"
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/attention_scores.h"
 #include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/vector_math.h"

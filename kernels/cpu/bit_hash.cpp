@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/workspace.h"
 

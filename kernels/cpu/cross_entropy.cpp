@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/base/context.h"
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/base/context.h"
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/level.h"
 
 // Loops split over threads.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/workspace.h"

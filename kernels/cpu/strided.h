@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/strided.h"
 

@@ -6,6 +6,7 @@
 
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
+#include "core/base/device_backend.h"
 #include "core/base/plugin.h"
 #include "kernels/cuda/cudnn_attention.h"
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 
 namespace tessera::kernels::cuda {
 

@@ -5,6 +5,7 @@
 
 #include "core/base/context.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "kernels/workspace.h"
 
 namespace tessera::kernels::cuda {

@@ -14,6 +14,7 @@
 
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
+#include "core/base/device_backend.h"
 #include "kernels/cuda/export.h"
 #include "kernels/elementwise_args.h"
 #include "kernels/scratch.h"

@@ -4,6 +4,8 @@
 
 #include <latch>
 
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"

@@ -8,6 +8,7 @@
 
 #include "comm/control/tcp_store.h"
 #include "comm/nccl.h"
+#include "core/base/device_backend.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "comm/nccl/position.h"
+#include "core/base/memory.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/fake_nccl_ranks.h"
 #include "tests/comm/ranks.h"

@@ -18,6 +18,7 @@
 #include "comm/tcp.h"
 #include "comm/threads.h"
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 #include "core/base/storage.h"
 #include "tests/support/machine_time.h"
 #include "tests/support/on_threads.h"

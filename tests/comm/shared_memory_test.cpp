@@ -7,6 +7,7 @@
 #include "comm/bootstrap.h"
 #include "comm/control/tcp_store.h"
 #include "core/base/context.h"
+#include "core/base/memory.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/multiprocess.h"

@@ -5,6 +5,7 @@
 #include <latch>
 
 #include "comm/flight_recorder.h"
+#include "core/base/memory.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/meshes.h"
 #include "tests/support/check_throws.h"

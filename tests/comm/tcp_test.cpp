@@ -11,6 +11,7 @@
 #include "comm/control/authentication.h"
 #include "comm/control/socket.h"
 #include "core/base/context.h"
+#include "core/base/memory.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/control/raw_client.h"
 #include "tests/comm/ranks.h"

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/base/memory.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 #include "core/ops/view.h"

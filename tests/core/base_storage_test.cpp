@@ -4,7 +4,9 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/storage.h"
+#include "core/base/thread_pool.h"
 
 namespace tessera {
 namespace {

@@ -9,6 +9,8 @@
 #include <iterator>
 
 #include "core/autograd/autograd.h"
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/nn/parameter.h"
 #include "core/ops/cross_entropy.h"

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/attention.h"
 #include "core/ops/view.h"
 #include "tests/support/gradcheck.h"

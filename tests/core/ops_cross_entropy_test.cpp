@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/activation.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/elementwise.h"

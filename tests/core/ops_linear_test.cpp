@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/activation.h"
 #include "core/ops/linear.h"
 #include "tests/support/gradcheck.h"

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/activation.h"
 #include "core/ops/attention.h"
 #include "core/ops/cross_entropy.h"

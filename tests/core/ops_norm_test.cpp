@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/norm.h"
 #include "tests/support/gradcheck.h"

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/ops/activation.h"
 #include "core/ops/elementwise.h"

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "core/base/memory.h"
 #include "core/ops/elementwise.h"
 
 namespace tessera {

@@ -13,6 +13,7 @@
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
 #include "core/base/device_backend.h"
+#include "core/base/memory.h"
 #include "core/base/plugin.h"
 #include "core/optim/adamw.h"
 #include "models/decoder.h"

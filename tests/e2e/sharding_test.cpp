@@ -9,6 +9,7 @@
 #include "comm/shared_memory.h"
 #include "comm/single.h"
 #include "comm/threads.h"
+#include "core/base/memory.h"
 #include "core/optim/adamw.h"
 #include "models/decoder.h"
 #include "tests/e2e/small_run.h"

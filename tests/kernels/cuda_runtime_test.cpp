@@ -7,7 +7,9 @@
 
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/cuda_runtime/fake_gpu.h"
 // Must come after fake_gpu.h:

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "core/base/device_backend.h"
 #include "kernels/grouped_matmul.h"
 #include "tests/kernels/kernel_support.h"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/context.h"
+#include "core/base/device_backend.h"
 #include "core/base/rng.h"
 #include "core/base/storage.h"
 #include "core/base/tensor_view.h"

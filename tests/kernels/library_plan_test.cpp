@@ -1,5 +1,6 @@
 #include "kernels/cuda/library_plan.h"
 
+#include "core/base/memory.h"
 #include "tests/kernels/kernel_support.h"
 #include "tests/support/paths.h"
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "core/base/memory.h"
 #include "kernels/activation.h"
 #include "kernels/elementwise.h"
 #include "kernels/product_library.h"

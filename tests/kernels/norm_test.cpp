@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "core/base/memory.h"
 #include "kernels/elementwise.h"
 #include "tests/kernels/kernel_support.h"
 #include "tests/support/paths.h"

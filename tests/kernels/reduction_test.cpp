@@ -1,5 +1,6 @@
 #include "kernels/reduction.h"
 
+#include "core/base/device_backend.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {

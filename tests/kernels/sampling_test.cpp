@@ -3,6 +3,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/base/device_backend.h"
 #include "kernels/sampling_weight.h"
 #include "tests/kernels/kernel_support.h"
 

@@ -1,5 +1,6 @@
 #include "kernels/selection.h"
 
+#include "core/base/device_backend.h"
 #include "kernels/strided.h"
 #include "tests/kernels/kernel_support.h"
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/nn/recompute.h"
 #include "core/nn/units.h"

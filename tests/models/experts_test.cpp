@@ -11,6 +11,7 @@
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/optim/adamw.h"
 #include "models/decoder.h"
 #include "tests/support/on_threads.h"

@@ -60,7 +60,7 @@ TEST_CASE("an unusable GPU is a failure if a driver is loaded, else a note") {
 TEST_CASE("each library is listed for the build and the machine, with or without a GPU") {
   const test::TempDir dir;
   const auto examine = [] {
-    const std::vector<Library> libraries = examine_libraries();
+    std::vector<Library> libraries = examine_libraries();
     REQUIRE(libraries.size() == 4);
     CHECK(libraries[0].name == "CUDA backend");
     CHECK(libraries[1].name == "cuDNN attention");

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/memory.h"
 #include "core/nn/layers.h"
 #include "core/nn/unit.h"
 #include "core/ops/activation.h"

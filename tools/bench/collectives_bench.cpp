@@ -24,6 +24,7 @@
 #include "comm/shared_memory.h"
 #include "comm/tcp.h"
 #include "core/base/clock.h"
+#include "core/base/memory.h"
 
 namespace tessera::comm {
 namespace {

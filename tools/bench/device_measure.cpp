@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/clock.h"
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
 #include "kernels/elementwise.h"
 

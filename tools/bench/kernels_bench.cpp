@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/base/device_backend.h"
 #include "core/base/error.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"

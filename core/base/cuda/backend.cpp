@@ -8,6 +8,9 @@
 #include <limits>
 
 #include "core/base/caching_allocator.h"
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
+#include "core/base/system_memory.h"
 
 namespace tessera::cuda {
 namespace {

@@ -12,6 +12,7 @@
 #include "core/base/cuda/handles.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin_kernels.h"
+#include "core/base/system_memory.h"
 
 namespace tessera {
 class Context;

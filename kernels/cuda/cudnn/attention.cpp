@@ -11,6 +11,8 @@
 
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/library_plan.h"
 #include "kernels/scratch.h"

@@ -8,6 +8,7 @@
 #include "comm/planned.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/nn/layers.h"
 #include "core/ops/elementwise.h"
@@ -100,8 +101,8 @@ Outcome run_rank(const Setting& s, bool sends_rows, comm::Communicator& world,
             static_cast<std::int32_t>(i % 3 == 0 ? 102 : (i * i * 7 + rank * m) % kVocab));
       model.begin_micro_batch(m == 0, m + 1 == s.micro_batches);
       const Tensor y = net(Tensor::from<std::int32_t>(context, {2, columns}, ids), s.use);
-      autograd::backward(y, random(context, y.shape(), y.dtype(),
-                                   static_cast<std::uint64_t>(1 + rank * 10 + m + step * 100)));
+      autograd::backward(
+          y, random(context, y.shape(), y.dtype(), std::uint64_t{1} + rank * 10 + m + step * 100));
       model.end_micro_batch();
     }
     if (context->device().type == DeviceType::Meta) continue;

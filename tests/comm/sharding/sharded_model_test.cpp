@@ -13,6 +13,7 @@
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"

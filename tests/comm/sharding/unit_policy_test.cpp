@@ -11,6 +11,7 @@
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/base/rng.h"
 #include "core/nn/layers.h"
 #include "core/ops/cross_entropy.h"

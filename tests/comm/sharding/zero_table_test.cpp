@@ -12,6 +12,7 @@
 #include "comm/sharding/sharded_model.h"
 #include "comm/threads.h"
 #include "core/autograd/autograd.h"
+#include "core/base/memory.h"
 #include "core/ops/linear.h"
 #include "core/optim/adamw.h"
 #include "tests/support/on_threads.h"

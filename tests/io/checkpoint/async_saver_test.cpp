@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "io/checkpoint/find.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"

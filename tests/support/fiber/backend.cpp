@@ -11,7 +11,9 @@
 
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/base/plugin_kernels.h"
+#include "core/base/system_memory.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/launch.h"
 #include "tests/support/fiber/fiber.h"

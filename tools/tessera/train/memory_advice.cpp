@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/memory.h"
 
 namespace tessera::tools {
 namespace {

@@ -7,6 +7,8 @@
 
 #include "comm/sharding/replica_check.h"
 #include "comm/sharding/sharded_model.h"
+#include "core/base/memory.h"
+#include "core/base/system_memory.h"
 #include "io/checkpoint/async_saver.h"
 #include "io/data/sampler.h"
 #include "models/language_model.h"

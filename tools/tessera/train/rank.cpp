@@ -12,7 +12,10 @@
 
 #include "comm/sharding/replica_check.h"
 #include "core/base/clock.h"
+#include "core/base/device_backend.h"
 #include "core/base/fault_point.h"
+#include "core/base/memory.h"
+#include "core/base/thread_pool.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
 #include "tools/tessera/report/loss_svg.h"
@@ -196,15 +199,16 @@ void Rank::show_start() {
 int Rank::evaluate(const StopSignal& stop) {
   if (!val_loader_ || evaluated_step_ == state_.step) return 0;
   status_->enter("evaluate", state_.step);
-  const auto [loss, signal] =
+  const train::Trainer::Evaluation result =
       trainer_.evaluate(*val_loader_, config_.train.eval_batches, [this, &stop] {
         // SIGUSR1 lets the run make a step first.
         const bool made_step = state_.step > setup_.state.step;
         const int signal = stop.received();
         return made_step || signal != SIGUSR1 ? signal : 0;
       });
-  if (signal != 0) return signal;
+  if (result.stop_signal != 0) return result.stop_signal;
   evaluated_step_ = state_.step;
+  const double loss = result.loss;
   state_.val_loss = loss;
   if (is_zero()) {
     for_metrics([&](train::MetricsSink& sink) { sink.write_evaluation(state_.step, loss); });

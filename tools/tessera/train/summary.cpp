@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "core/base/device_backend.h"
+#include "core/base/memory.h"
+#include "core/base/thread_pool.h"
 #include "kernels/product_library.h"
 #include "models/language_model.h"
 #include "tools/tessera/train/memory_plan.h"
