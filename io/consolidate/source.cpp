@@ -322,7 +322,7 @@ void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
                       tensor.safetensors_dtype});
     }
   }
-  require<Unsupported>(refused.empty(), "{} has tensors of dtypes that tessera does not read:{}",
+  require<Unsupported>(refused.empty(), "{} has tensors that tessera does not read:{}",
                        source.path().string(), refused);
   check_distinct(names, source.path().string());
 }
@@ -385,8 +385,12 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   add_unreadable(result, *owned, options, rules, names);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "not a tensor"});
   const ShardedSource* const source = owned.get();
+  result.warnings = owned->warnings();
   // With a configuration, missing weights are detected below from the expected shapes.
-  if (!result.config || wants_optimizer(options)) result.warnings = owned->warnings();
+  if (!result.config || wants_optimizer(options)) {
+    result.warnings.insert(result.warnings.end(), owned->loss_warnings().begin(),
+                           owned->loss_warnings().end());
+  }
 
   if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
 

@@ -121,7 +121,7 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
   std::map<std::string, DcpTensor> tensors;  // shapes grow with their chunks
   DcpShards found_shards = find_dcp_shards(list_files(dir), dir, shards);
   auto source = std::make_unique<ShardedSource>(dir, "PyTorch DCP as safetensors");
-  source->warn(std::move(found_shards.warnings));
+  source->warn_of_loss(std::move(found_shards.warnings));
   const std::vector<std::string>& files = found_shards.names;
   for (std::size_t f = 0; f < files.size(); ++f) {
     const std::string& name = files[f];

@@ -13,17 +13,12 @@ namespace {
 constexpr std::int64_t kMaxStates = std::int64_t{256} << 20;
 
 constexpr PickleGlobal kStage{"deepspeed.runtime.zero.config", "ZeroStageEnum"};
-// A tensor with attributes, such as the ds_id of ZeRO-3.
-constexpr PickleGlobal kRebuildFromType{"torch._tensor", "_rebuild_from_type_v2"};
 
 /// Classes beyond those of tensors: of DeepSpeed, of the training programs whose state it stores.
 constexpr PickleGlobal kStateGlobals[] = {
     kTorchSize,
     kStage,
-    kRebuildFromType,
-    {"torch", "Tensor"},
     {"torch", "device"},
-    {"torch.nn.parameter", "Parameter"},
     {"deepspeed.runtime.fp16.loss_scaler", "LossScaler"},
     {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"},
     {"deepspeed.utils.tensor_fragment", "fragment_address"},
@@ -121,17 +116,7 @@ bool is_tensor(const PickleValue& value) {
 }
 
 TorchTensor read_tensor(const TorchArchive& file, const Node& node) {
-  PickleValue value = node.value();
-  if (value.is_object(kRebuildFromType)) {  // (function, class, its arguments, attributes)
-    const auto args = value.args->items();
-    require<CorruptCheckpoint>(args.size() == 4 && args[0]->is(PickleKind::Global) &&
-                                   *args[0]->global != kRebuildFromType &&
-                                   args[2]->is(PickleKind::Tuple),
-                               "{}: a tensor of another form than PyTorch writes", node.where());
-    value.global = args[0]->global;
-    value.args = args[2];
-  }
-  return file.tensor(value, node.where());
+  return file.tensor(node.value(), node.where());
 }
 
 bool is_flat(const TorchTensor& tensor) {

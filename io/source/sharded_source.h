@@ -48,6 +48,7 @@ class ShardedSource final : public TensorSource {
   /// @param archives  whether blocks are torch.save archives, not bare elements
   void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives);
   void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
+  void warn_of_loss(std::vector<std::string> warnings) { loss_warnings_ = std::move(warnings); }
   void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
@@ -74,8 +75,10 @@ class ShardedSource final : public TensorSource {
   /// Outermost key of each tensor of tensors() in the saved nested dict; empty for a flat dict or
   /// if unknown.
   const std::vector<std::string>& top_keys() const { return top_keys_; }
-  /// Sentences about data whose loss cannot be detected.
+  /// Sentences about the data.
   const std::vector<std::string>& warnings() const { return warnings_; }
+  /// Sentences about losses of data that only the expected shapes of a known model can detect.
+  const std::vector<std::string>& loss_warnings() const { return loss_warnings_; }
 
   const fs::path& path() const override { return dir_; }
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
@@ -106,7 +109,7 @@ class ShardedSource final : public TensorSource {
   fs::path config_dir_;
   const std::string kind_;
   std::vector<TensorInfo> infos_;
-  std::vector<std::string> top_keys_, objects_, files_, warnings_;
+  std::vector<std::string> top_keys_, objects_, files_, warnings_, loss_warnings_;
   std::vector<Unreadable> unreadable_;
   std::map<std::string, StoredTensor> tensors_;
   std::size_t block_count_ = 0;

@@ -19,7 +19,8 @@ namespace {
 // Maximum number of parts that share a row of dim 0: of a tensor sharded along a later dim, one per
 // rank.
 constexpr std::size_t kMaxPartsOfRow = 4096;
-constexpr const char* kConfigFolder = "huggingface";  // of verl
+constexpr std::int64_t kCompared = std::int64_t{1} << 20;  // bytes at once
+constexpr const char* kConfigFolder = "huggingface";       // of verl
 
 struct RankName {
   std::string prefix, suffix;        // around the rank
@@ -37,6 +38,13 @@ std::optional<RankName> parse_rank_name(const std::string& name) {
                     match[2].length() == 0 ? 0 : std::stoll(match[2])};
   }
   return std::nullopt;
+}
+
+// Whether a name is that of one of several files: of Hugging Face, or of DeepSpeed.
+bool is_part_name(const std::string& name) {
+  static const std::regex kPart(
+      R"(.*-\d{5}-of-(?!00001\b)\d{5}\..*|.*(mp_rank|layer)_\d+.*_(model|optim)_states\.pt)");
+  return std::regex_match(name, kPart);
 }
 
 // Names of the files of ranks 0, 1, ...
@@ -137,7 +145,7 @@ class Assembly {
     if (place == whole.blocks.end() || place->box != stored.box) {
       whole.blocks.insert(
           place, {stored.box, file, 0, 0, std::make_shared<const TorchTensor>(stored.tensor)});
-    } else if (different_.empty() && differ(*place->known, stored.tensor)) {
+    } else if (different_.empty() && differ(*place->known, place->file, stored.tensor, file)) {
       different_ = fmt::format(
           "ranks saved different data for the same elements, such as those of "
           "{} at {} in {} and {}",
@@ -145,11 +153,25 @@ class Assembly {
     }
   }
 
-  // Whether checksums prove that two copies differ. Storages may hold other bytes around a copy.
-  static bool differ(const TorchTensor& a, const TorchTensor& b) {
+  // Whether two copies of elements differ. Compares their bytes only where the checksums of the
+  // storages around them differ, and only if they are contiguous.
+  bool differ(const TorchTensor& a, std::uint32_t file_a, const TorchTensor& b,
+              std::uint32_t file_b) const {
+    const auto size_of = [](const TorchTensor& t) { return t.storage_end - t.storage_begin; };
+    if (a.strides != b.strides || a.strides != contiguous_strides(a.shape)) return false;
+    if (a.crc32 && a.crc32 == b.crc32 && a.begin - a.storage_begin == b.begin - b.storage_begin &&
+        size_of(a) == size_of(b)) {
+      return false;
+    }
     const auto bytes = numel(a.shape) * static_cast<std::int64_t>(dtype_size(a.carrier));
-    return a.strides == b.strides && a.storage_end - a.storage_begin == bytes &&
-           b.storage_end - b.storage_begin == bytes && a.crc32 && b.crc32 && a.crc32 != b.crc32;
+    if (a.crc32 && b.crc32 && size_of(a) == bytes && size_of(b) == bytes) return a.crc32 != b.crc32;
+    const auto first = source_->file(files_[file_a]), second = source_->file(files_[file_b]);
+    const ByteRange one(*first, a.begin, bytes), other(*second, b.begin, bytes);
+    for (std::int64_t at = 0; at < bytes; at += kCompared) {
+      const std::int64_t n = std::min(kCompared, bytes - at);
+      if (one.read(at, n) != other.read(at, n)) return true;
+    }
+    return false;
   }
 
   std::unique_ptr<ShardedSource> source_;
@@ -189,8 +211,10 @@ bool is_saved_file(const fs::path& path) {
 }
 
 std::unique_ptr<ShardedSource> open_saved_file(const fs::path& file) {
-  require(!parse_rank_name(file.filename().string()),
-          "{} is the file of one rank; give the directory with those of all ranks", file.string());
+  const std::string name = file.filename().string();
+  require(!parse_rank_name(name) && !is_part_name(name),
+          "{} is one of several files of a model; give the directory with all of them",
+          file.string());
   const File opened = File::open(file);
   const SavedState state = read_saved_state(ByteRange(opened, 0, opened.size()));
   const fs::path dir = file.has_parent_path() ? file.parent_path() : fs::path(".");

@@ -20,6 +20,8 @@ constexpr std::size_t kMaxMeshAxes = 16;  // PyTorch's recipes have at most 5
 // Minimum bytes of a pickle per entry of its dicts and per tensor. Limits the work, because a small
 // pickle can repeat one dict.
 constexpr std::int64_t kLeastEntry = 2, kLeastTensor = 32;
+// Maximum bytes of all names per byte of the pickle. Names in nested dicts repeat those of the dicts.
+constexpr std::int64_t kNameFactor = 16;
 
 // Modules of a class differ between versions of PyTorch, so that its name alone counts.
 bool is_torch(const PickleGlobal& global, std::string_view name) {
@@ -118,7 +120,8 @@ class StateReader {
   explicit StateReader(const ByteRange& archive)
       : archive_(archive, kMaxTorchDict, {}, UnknownGlobals::Inert),
         where_(archive.name()),
-        budget_(archive_.pickle_bytes()) {}
+        budget_(archive_.pickle_bytes()),
+        names_budget_(kNameFactor * archive_.pickle_bytes()) {}
 
   SavedState run() {
     const PickleValue& root = archive_.root();
@@ -159,6 +162,11 @@ class StateReader {
                                  "{}: a name has {} bytes or a NUL; 1 to {} bytes are accepted",
                                  where_, prefix.size() + key.text().size(), kMaxTensorName);
       const std::string name = prefix + std::string(key.text());
+      names_budget_ -= std::ssize(name);
+      require<CorruptCheckpoint>(names_budget_ >= 0,
+                                 "{}: names that its nested dicts repeat are "
+                                 "longer than {} times the pickle of {} bytes",
+                                 where_, kNameFactor, archive_.pickle_bytes());
       if (!is_dict(value) || !has_names(value)) {
         add(value, name, top_key);
         continue;
@@ -172,11 +180,12 @@ class StateReader {
   }
 
   void add(const PickleValue& saved, const std::string& name, const std::string& top_key) {
-    const PickleReader value(without_parameter(saved), fmt::format("{}, {}", where_, name));
-    const bool is_plain = is_torch(value.value(), "_rebuild_tensor_v2") ||
-                          is_torch(value.value(), "_rebuild_tensor_v3");
-    if (!is_plain && !is_torch(value.value(), "_rebuild_from_type_v2"))
+    const PickleGlobal* const function = rebuild_call(saved).function;
+    if (function == nullptr || !function->module.starts_with("torch.") ||
+        !function->name.starts_with("_rebuild_")) {
       return state_.objects.push_back(name);
+    }
+    const PickleReader value(without_parameter(saved), fmt::format("{}, {}", where_, name));
     require<Unsupported>(
         !name.ends_with("_flat_param"),
         "{}: a flat parameter of FSDP (LOCAL_STATE_DICT), and the file does not record which "
@@ -184,12 +193,17 @@ class StateReader {
         value.where());
     spend(kLeastTensor);
     SavedTensor& result = state_.tensors.emplace_back(SavedTensor{name, top_key, {}, {}, {}, {}});
-    if (is_plain) {
-      const TorchTensor tensor = archive_.tensor(value.value(), name);
+    if (is_plain_tensor(saved)) {
+      const TorchTensor tensor = archive_.tensor(saved, name);
       result.dtype = tensor.dtype;
       result.shape = tensor.shape;
       const Shape origin(std::vector<std::int64_t>(static_cast<std::size_t>(tensor.shape.size())));
       return add_stored(result, {origin, tensor.shape}, tensor);
+    }
+    if (function->name != "_rebuild_from_type_v2") {  // sparse, quantized, without memory
+      result.dtype = function->name;
+      result.shape = {0};
+      return;
     }
     // Arguments: function, class, its arguments (class, dtype, size, strides, ...), state.
     const PickleGlobal& type = *value.argument(1).expect(PickleKind::Global).global;
@@ -252,6 +266,7 @@ class StateReader {
   TorchArchive archive_;
   const std::string where_;
   std::int64_t budget_;  // bytes of the pickle that are left for entries and tensors
+  std::int64_t names_budget_;
   SavedState state_;
 };
 

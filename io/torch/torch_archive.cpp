@@ -17,12 +17,23 @@ constexpr std::int64_t kMaxPickle = std::int64_t{1} << 20;  // of one tensor
 constexpr PickleGlobal kRebuildV2{"torch._utils", "_rebuild_tensor_v2"};
 constexpr PickleGlobal kRebuildV3{"torch._utils", "_rebuild_tensor_v3"};
 constexpr PickleGlobal kRebuildParameter{"torch._utils", "_rebuild_parameter"};
+constexpr PickleGlobal kRebuildParameterWithState{"torch._utils", "_rebuild_parameter_with_state"};
+// A tensor of a subclass or with attributes, such as the ds_id of DeepSpeed.
+constexpr PickleGlobal kRebuildFromType{"torch._tensor", "_rebuild_from_type_v2"};
 constexpr PickleGlobal kUntypedStorage{"torch.storage", "UntypedStorage"};
 
 constexpr auto kTensorGlobals = [] {
-  std::array<PickleGlobal, 5 + 2 * std::size(kTorchDTypes)> known{
-      {kRebuildV2, kRebuildV3, kRebuildParameter, kOrderedDict, kUntypedStorage}};
-  std::size_t n = 5;
+  std::array<PickleGlobal, 9 + 2 * std::size(kTorchDTypes)> known{
+      {kRebuildV2,
+       kRebuildV3,
+       kRebuildParameter,
+       kRebuildParameterWithState,
+       kRebuildFromType,
+       {"torch", "Tensor"},
+       {"torch.nn.parameter", "Parameter"},
+       kOrderedDict,
+       kUntypedStorage}};
+  std::size_t n = 9;
   for (const TorchDType& row : kTorchDTypes) {
     known[n++] = {"torch", row.name};
     known[n++] = {"torch", row.storage.empty() ? row.name : row.storage};
@@ -87,6 +98,24 @@ void check_no_math_bits(const PickleValue& args, std::size_t i, const std::strin
 
 }  // namespace
 
+TorchCall rebuild_call(const PickleValue& value) {
+  if (!value.is(PickleKind::Object)) return {};
+  const auto args = value.args->items();
+  if (value.is_object(kRebuildParameter) || value.is_object(kRebuildParameterWithState))
+    return args.empty() ? TorchCall() : rebuild_call(*args[0]);
+  if (!value.is_object(kRebuildFromType)) return {value.global, value.args};
+  // Arguments: function, class, its arguments, attributes.
+  const bool is_plain = args.size() == 4 && args[0]->is(PickleKind::Global) &&
+                        (*args[0]->global == kRebuildV2 || *args[0]->global == kRebuildV3) &&
+                        args[2]->is(PickleKind::Tuple);
+  return is_plain ? TorchCall{args[0]->global, args[2]} : TorchCall{value.global, value.args};
+}
+
+bool is_plain_tensor(const PickleValue& value) {
+  const PickleGlobal* const function = rebuild_call(value).function;
+  return function != nullptr && (*function == kRebuildV2 || *function == kRebuildV3);
+}
+
 std::string_view safetensors_from_torch(std::string_view name) {
   const auto* const row = std::ranges::find(kTorchDTypes, name, &TorchDType::name);
   return row == std::end(kTorchDTypes) ? "" : row->safetensors;
@@ -125,17 +154,13 @@ TorchArchive::TorchArchive(const ByteRange& archive, std::int64_t max_pickle,
 
 TorchTensor TorchArchive::tensor(const PickleValue& value, const std::string& name) const {
   const std::string where = name.empty() ? where_ : fmt::format("{}, {}", where_, name);
-  const PickleValue* root = &value;
-  if (root->is_object(kRebuildParameter)) {
-    require<CorruptCheckpoint>(!root->args->items().empty(), "{}: a parameter without tensor",
-                               where);
-    root = root->args->items().front();
-  }
-  const bool untyped = root->is_object(kRebuildV3);
-  require<Unsupported>(untyped || root->is_object(kRebuildV2), "{} holds {}, expected one tensor",
-                       where, pickle_kind_name(root->kind));
-  // args: storage, offset in elements, sizes, strides, requires_grad, hooks, and for v3 the dtype
-  const PickleValue& args = *root->args;
+  const auto [function, arguments] = rebuild_call(value);
+  const bool untyped = function != nullptr && *function == kRebuildV3;
+  require<Unsupported>(untyped || (function != nullptr && *function == kRebuildV2),
+                       "{} holds {}, expected one tensor", where,
+                       function != nullptr ? function->name : pickle_kind_name(value.kind));
+  // Arguments: storage, offset in elements, sizes, strides, requires_grad, hooks; for v3: the dtype.
+  const PickleValue& args = *arguments;
   const PickleValue& id = *item(args, 0, PickleKind::PersistentId, where).args;
   const std::int64_t offset = item(args, 1, PickleKind::Int, where).integer;
   TorchTensor tensor;

@@ -63,6 +63,16 @@ struct TorchTensor {
   std::optional<std::uint32_t> crc32;  ///< of the storage; empty if not recorded
 };
 
+/// A call that makes a pickled tensor; null: not one.
+struct TorchCall {
+  const PickleGlobal* function = nullptr;
+  const PickleValue* arguments = nullptr;
+};
+/// The call that makes a tensor, without what wraps it: a parameter, or attributes of the tensor.
+TorchCall rebuild_call(const PickleValue& value);
+/// Whether TorchArchive::tensor() reads it: a dense tensor, whatever wraps it.
+bool is_plain_tensor(const PickleValue& value);
+
 /// A torch.save archive: a zip file of a pickle and of the storages that its tensors name. Reads the
 /// zip directory and the pickle, but no tensor data, and executes nothing: see Pickle.
 class TorchArchive {
@@ -79,7 +89,7 @@ class TorchArchive {
 
   const PickleValue& root() const { return pickle_->root(); }
   std::int64_t pickle_bytes() const { return pickle_bytes_; }
-  /// @param value  a pickled tensor or parameter
+  /// @param value  one with is_plain_tensor()
   /// @param name   of the value, for messages; empty: the root
   /// @throws Unsupported on another object, a dtype that safetensors lacks too, or a pending
   ///         conjugation or negation; CorruptCheckpoint

@@ -143,6 +143,45 @@ TEST_CASE("one file of torch.save: flat, or under a key") {
   }
 }
 
+TEST_CASE("tensors with attributes are read, and those without elements refused by name") {
+  const TempDir dir;
+  SavedArchive archive;
+  const std::string rebuild = global("torch._utils", "_rebuild_tensor_v2");
+  const std::string with_attributes =
+      call(global("torch._tensor", "_rebuild_from_type_v2"),
+           {rebuild, global("my", "Tensor"), tuple(archive.arguments({2}, 3)),
+            dict({{text("tag"), integer(1)}})});
+  const std::string parameter =
+      call(global("torch._utils", "_rebuild_parameter_with_state"),
+           {archive.tensor({2}, 3), "\x89", call(global("collections", "OrderedDict"), {}), "N"});
+  const std::string sparse = call(global("torch._utils", "_rebuild_sparse_tensor"), {"N", "N"});
+  const std::string path = dir.write(
+      "m.pt", archive.bytes(dict({{text("a"), with_attributes}, {text("p"), parameter}})));
+  const auto source = open_sharded(path);
+  for (const char* name : {"a", "p"})
+    CHECK(values_of(*source, name, 2) == std::vector<float>{3, 4});
+  dir.write("m.pt", archive.bytes(dict({{text("a"), with_attributes}, {text("s"), sparse}})));
+  CHECK_THROWS_HOLDING(Unsupported, "does not read:\n  s _rebuild_sparse_tensor",
+                       write_tensors(path, dir.path() / "out"));
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  options.tensors = {"a"};
+  CHECK(consolidate(path, dir.path() / "out", options).skipped.size() == 1);
+}
+
+TEST_CASE("one of several files is no model") {
+  const TempDir dir;
+  SavedArchive archive;
+  const std::string state = archive.bytes(dict({{text("w"), archive.tensor({2})}}));
+  for (const char* name : {"pytorch_model-00001-of-00002.bin", "mp_rank_00_model_states.pt",
+                           "zero_pp_rank_1_mp_rank_00_model_states.pt",
+                           "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"}) {
+    CHECK_THROWS_HOLDING(InvalidArgument, "is one of several files of a model; give the directory",
+                         open_sharded(dir.write(name, state)));
+  }
+  open_sharded(dir.write("pytorch_model-00001-of-00001.bin", state));
+}
+
 TEST_CASE("every rank of one save must have a file") {
   const TempDir dir;
   SavedArchive archive;
@@ -213,6 +252,15 @@ TEST_CASE("copies that differ between ranks are refused or reported") {
   REQUIRE(source->warnings().size() == 1);
   CHECK(source->warnings()[0].ends_with("rank_1.pt; the first are written"));
   CHECK(values_of(*source, "w", 1) == std::vector<float>{1});
+
+  // Views: only the bytes of the tensor count, not the others of its storage.
+  const std::string view = global("torch._utils", "_rebuild_tensor_v2");
+  const auto two_views = [&](float first, float after) {
+    return open_two(dir, a, call(view, a.arguments({4}, 1, {5})), b,
+                    call(view, b.arguments({4}, first, {after})));
+  };
+  CHECK(two_views(1, 6)->warnings().empty());
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "ranks saved different data", two_views(2, 5));
 }
 
 TEST_CASE("the order in which axes shard a dim is followed") {
@@ -305,6 +353,10 @@ TEST_CASE("dicts in dicts end, and names are limited") {
   }
   refuses("more entries than a pickle of", bomb);
   refuses("a name has", dict({{text(std::string(100000, 'n')), "N"}}));
+  // A long name before many short ones.
+  std::string many = "}(";
+  for (int i = 0; i < 1000; ++i) many += text(std::to_string(i)) + "N";
+  refuses("names that its nested dicts repeat", dict({{text(std::string(4000, 'p')), many + "u"}}));
   refuses("a name has 0 bytes", dict({{text(""), "N"}}));
   const auto no_dict = [&](const char* why, const std::string& bytes) {
     const std::string path = dir.write("x.pt", bytes);
@@ -313,7 +365,7 @@ TEST_CASE("dicts in dicts end, and names are limited") {
   no_dict("holds an object of a.Model, expected a dict of tensors; save the state_dict()",
           SavedArchive().bytes(call(global("a", "Model"), {})));
   no_dict("is no zip archive", "\x80\x02}.");
-  CHECK_THROWS_HOLDING(InvalidArgument, "is the file of one rank; give the directory",
+  CHECK_THROWS_HOLDING(InvalidArgument, "is one of several files of a model; give the directory",
                        open_sharded(kFixtures / "fsdp2" / rank_name(0, 3)));
 }
 

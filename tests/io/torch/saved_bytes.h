@@ -3,6 +3,7 @@
 // Builds archives of torch.save with tensors and parts of tensors, including lying ones.
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,20 +26,30 @@ class SavedArchive {
  public:
   /// Pickle of a float tensor with the values first, first + 1, ... in a storage of its own.
   std::string tensor(const Sizes& shape, float first = 0) {
+    return pickled::call(pickled::global("torch._utils", "_rebuild_tensor_v2"), arguments(shape, first));
+  }
+  /// Arguments of the call that makes such a tensor.
+  /// @param after  values of the storage that follow those of the tensor
+  std::vector<std::string> arguments(const Sizes& shape, float first = 0,
+                                     const std::vector<float>& after = {}) {
     using namespace pickled;
     std::int64_t n = 1;
     Sizes strides(shape.size());
     for (std::size_t i = shape.size(); i-- > 0; n *= shape[i]) strides[i] = n;
     std::string data;
     for (std::int64_t i = 0; i < n; ++i) data += bytes_of(first + static_cast<float>(i));
+    for (const float value : after) data += bytes_of(value);
     const std::string key = std::to_string(storages_.size());
     storages_.push_back(data);
     const std::string storage = tuple({text("storage"), global("torch", "FloatStorage"), text(key),
-                                       text("cpu"), integer(n)}) +
+                                       text("cpu"), integer(n + std::ssize(after))}) +
                                 "Q";
-    return call(global("torch._utils", "_rebuild_tensor_v2"),
-                {storage, integer(0), pickled_sizes(shape), pickled_sizes(strides), "\x89",
-                 call(global("collections", "OrderedDict"), {})});
+    return {storage,
+            integer(0),
+            pickled_sizes(shape),
+            pickled_sizes(strides),
+            "\x89",
+            call(global("collections", "OrderedDict"), {})};
   }
   std::string bytes(const std::string& root) const {
     ZipFile file;
