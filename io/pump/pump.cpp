@@ -45,26 +45,6 @@ void PumpTensor::add_sum(std::size_t c, std::int64_t from, std::int64_t to, std:
   on_wrong(c);
 }
 
-void PumpTensor::check_storage(std::size_t c, const DirectFile& file,
-                               const AlignedBuffer& scratch) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (checked_.contains(c)) return;
-  }
-  const Chunk& chunk = record->chunks[c];
-  const auto most = static_cast<std::int64_t>(scratch.size() - 2 * kDirectAlignment);
-  std::uint64_t crc = 0;
-  for (std::int64_t at = chunk.storage->checked_begin; at < chunk.storage->checked_end;) {
-    const std::int64_t n = std::min(most, chunk.storage->checked_end - at);
-    const auto bytes = static_cast<std::size_t>(n);
-    crc = checksum_of(chunk.checksum, file.read(at, bytes, scratch, nullptr), bytes, crc);
-    at += n;
-  }
-  if (crc != chunk.crc64) fail(c);
-  const std::lock_guard lock(mutex_);
-  checked_.insert(c);
-}
-
 void PumpTensor::fail(std::size_t c) const {
   const Chunk& chunk = record->chunks[c];
   const std::string box =
@@ -237,7 +217,7 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
   const auto file = pump_.file(head.tensor->source, head.place().file);
   const ChunkStorage* const storage = head.place().storage.get();
   if (storage && head.tensor->has_sum(head.chunk)) {
-    head.tensor->check_storage(head.chunk, *file, scratch_);
+    check_storage(head, *file);
   }
   struct Step {
     std::size_t slice;
@@ -297,6 +277,27 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
     if (slices[s].place().storage || !slices[s].tensor->has_sum(slices[s].chunk)) continue;
     slices[s].tensor->add_sum(slices[s].chunk, slices[s].from, slices[s].to, sums[first_sum + s]);
   }
+}
+
+void Pump::Lane::check_storage(const Slice& slice, const DirectFile& file) {
+  const Chunk& chunk = slice.place();
+  Checked* checked = nullptr;
+  {
+    const std::lock_guard lock(pump_.mutex_);
+    checked = &pump_.checked_[{&slice.tensor->source, chunk.file, chunk.storage->checked_begin}];
+  }
+  const std::lock_guard lock(checked->mutex);
+  if (checked->done) return;
+  const auto most = static_cast<std::int64_t>(scratch_.size() - 2 * kDirectAlignment);
+  std::uint64_t crc = 0;
+  for (std::int64_t at = chunk.storage->checked_begin; at < chunk.storage->checked_end;) {
+    const std::int64_t n = std::min(most, chunk.storage->checked_end - at);
+    const auto bytes = static_cast<std::size_t>(n);
+    crc = checksum_of(chunk.checksum, file.read(at, bytes, scratch_, nullptr), bytes, crc);
+    at += n;
+  }
+  if (crc != chunk.crc64) slice.tensor->fail(slice.chunk);
+  checked->done = true;
 }
 
 std::shared_ptr<const DirectFile> Pump::file(const TensorSource& source, const std::string& name) {

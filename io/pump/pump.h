@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -38,9 +39,6 @@ class PumpTensor {
 
   /// Adds the checksum of elements [from, to) of a chunk, relative to its box.
   void add_sum(std::size_t chunk, std::int64_t from, std::int64_t to, std::uint64_t crc);
-  /// Reads and verifies all bytes covered by a chunk's checksum, once. Needed for chunks with
-  /// `storage`, because their checksum is not over the elements as they are read.
-  void check_storage(std::size_t chunk, const DirectFile& file, const AlignedBuffer& scratch);
   /// Whether each chunk was read completely or not at all. Call after all reads.
   bool is_complete() const { return sums_.empty(); }
   /// Skips verification of a chunk that was verified before.
@@ -54,7 +52,6 @@ class PumpTensor {
  private:
   std::mutex mutex_;
   std::unordered_map<std::size_t, RangeSum> sums_;  // of chunks read in part so far
-  std::set<std::size_t> checked_;                   // chunks whose storage was checked
   std::set<std::size_t> skipped_;                   // constant while threads read
 };
 
@@ -125,6 +122,9 @@ class Pump {
     // Reads slices contiguous in one file into `target` or to `sink`; appends checksums to `sums`.
     void pass(std::span<const Slice> slices, char* target, const Sink* sink,
               std::vector<std::uint64_t>& sums);
+    // Reads and verifies all bytes covered by a chunk's checksum, once for all tensors that share
+    // them. Needed for chunks with `storage`, whose checksum is not over the elements as read.
+    void check_storage(const Slice& slice, const DirectFile& file);
     Pump& pump_;
     AlignedBuffer scratch_;
     std::optional<AlignedBuffer> output_;
@@ -139,13 +139,20 @@ class Pump {
   // Returns an open file from a bounded cache. @throws as TensorSource::open_file
   std::shared_ptr<const DirectFile> file(const TensorSource& source, const std::string& name);
 
+  struct Checked {
+    std::mutex mutex;  // held while the bytes are read
+    bool done = false;
+  };
+
   const PumpOptions options_;
   const std::size_t max_open_;  // files
   std::mutex files_mutex_;
   std::map<std::pair<const TensorSource*, std::string>, std::shared_ptr<const DirectFile>>
-      files_;  // guarded by files_mutex_
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Lane>> idle_;  // guarded by mutex_
+      files_;         // guarded by files_mutex_
+  std::mutex mutex_;  // guards the next two
+  std::vector<std::unique_ptr<Lane>> idle_;
+  // By source, file and first byte of storage.
+  std::map<std::tuple<const TensorSource*, std::string, std::int64_t>, Checked> checked_;
 };
 
 }  // namespace tessera::io
