@@ -217,15 +217,18 @@ class ShardedExport {
     for (const auto& [i, why] : match.ignored) skip(i, why);
   }
 
-  // Pattern of the names at the source that have a prefix.
+  // Pattern of the names at the source of weights that have a prefix.
   std::string pattern_of(const std::string& prefix) const {
+    std::optional<std::string> common;
     for (const TensorName& name : names_) {
-      const std::size_t at = name.source.find(prefix);
-      if (name.role == TensorRole::Weight && name.name.starts_with(prefix) &&
-          at != std::string::npos)
-        return fmt::format("'{}*'", name.source.substr(0, at + prefix.size()));
+      if (name.role != TensorRole::Weight || !name.name.starts_with(prefix)) continue;
+      if (!common) common = name.source;
+      common->erase(
+          std::mismatch(common->begin(), common->end(), name.source.begin(), name.source.end())
+              .first,
+          common->end());
     }
-    return fmt::format("'*{}*'", prefix);
+    return fmt::format("'{}*'", common->substr(0, common->rfind('.') + 1));
   }
 
   void check_one_model(const NameLayout& layout) const {

@@ -104,14 +104,14 @@ TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item) {
   return part;
 }
 
-void PartsSource::add(const TensorInfo& info, const TensorPart& part) {
+void PartsSource::add(const TensorInfo& info, const TensorSlice& part) {
   if (parts_.emplace(info.name, part).second) tensors_.push_back(info);
 }
 
 std::shared_ptr<const TensorRecord> PartsSource::record(const std::string& name) const {
   const auto found = parts_.find(name);
   require(found != parts_.end(), "{} holds no tensor {}", path().string(), name);
-  const TensorPart& part = found->second;
+  const TensorSlice& part = found->second;
   auto record = whole_.record(part.of);
   if (part.item >= 0)
     record = std::make_shared<const TensorRecord>(item_of_record(*record, part.item));

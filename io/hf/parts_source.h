@@ -21,7 +21,7 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
 TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item);
 
 /// Rows of a tensor, or of one item of it.
-struct TensorPart {
+struct TensorSlice {
   std::string of;                    ///< name of the tensor
   std::int64_t item = -1;            ///< position in dim 0, which the part then lacks; -1: none
   std::int64_t begin = 0, rows = 0;  ///< along dim 0 of the tensor or item
@@ -34,7 +34,7 @@ class PartsSource final : public TensorSource {
   explicit PartsSource(const TensorSource& whole) : whole_(whole) {}
 
   /// @param info  name of the part; the dtype and shape that it has
-  void add(const TensorInfo& info, const TensorPart& part);
+  void add(const TensorInfo& info, const TensorSlice& part);
 
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   const fs::path& path() const override { return whole_.path(); }
@@ -43,7 +43,7 @@ class PartsSource final : public TensorSource {
 
  private:
   const TensorSource& whole_;
-  std::map<std::string, TensorPart> parts_;
+  std::map<std::string, TensorSlice> parts_;
   std::vector<TensorInfo> tensors_;
 };
 
