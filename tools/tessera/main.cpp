@@ -13,8 +13,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <nlohmann/json.hpp>
-#include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -22,7 +20,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "io/base/json.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/launch/standard_error.h"
@@ -43,24 +40,7 @@ int report_bug(std::string_view message) {
                             message));
 }
 
-// Whether the words for tessera itself have --json.
-bool wants_json(int argc, char** argv) {
-  const std::span<char*> words(argv, static_cast<std::size_t>(argc));
-  const auto end = std::ranges::find(words, std::string_view("--"));
-  return std::find(words.begin(), end, std::string_view("--json")) != end;
-}
-
-// {"error": text, "exit_code": N} on standard output, for a command with --json.
-int report_json(int code, std::string_view message) {
-  std::fputs((io::dump_json({{"error", message}, {"exit_code", code}}) + "\n").c_str(), stdout);
-  return code;
-}
-
-int run(const std::vector<Command>& commands, bool json) {
-  const auto report = [json](int code, std::string_view message) {
-    if (json) report_json(code, message);
-    return tools::report(code, message);
-  };
+int run(const std::vector<Command>& commands) {
   try {
     return run_parsed(commands);
   } catch (const CLI::Error& error) {
@@ -140,13 +120,12 @@ int parse_and_run(int argc, char** argv) {
     std::fputs(text.str().c_str(), stdout);
     return flush_output(code);
   } catch (const CLI::ParseError& error) {
-    if (wants_json(argc, argv)) report_json(kUsage, error.what());
     report(kUsage, error.what());
     say_at_last(fmt::format("See tessera {}--help\n",
                             first.starts_with('-') ? "" : fmt::format("{} ", first)));
     return kUsage;
   }
-  return flush_output(run(commands, wants_json(argc, argv)));
+  return flush_output(run(commands));
 }
 
 /// Opens closed standard streams, because otherwise the next opened files would get their

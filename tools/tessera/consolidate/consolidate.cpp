@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
@@ -220,7 +221,14 @@ Command add_consolidate(CLI::App& parent) {
                 "Print the export's sources, names and files, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] {
+            try {
+              return run(*options);
+            } catch (const Error& error) {
+              if (options->json) fmt::print("{}\n", io::dump_json({{"error", error.what()}}));
+              throw;
+            }
+          }};
 }
 
 }  // namespace tessera::tools
