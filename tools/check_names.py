@@ -137,7 +137,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--also", type=pathlib.Path)
-    o = parser.parse_args()
+    o = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory(prefix="check-names-") as name:
         return check(o, pathlib.Path(name))
 
