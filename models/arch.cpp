@@ -315,7 +315,7 @@ Arch parse_arch(const std::string& text, const std::string& source) {
 Arch arch_of_family(const std::string& family, const Sizes& sizes) {
   require_family(family, "model.arch");
   const io::HfFamily& known = *io::find_hf_family(family);
-  if (known.same_tensors) {
+  if (io::find_decoder_family(family) == nullptr) {  // GPT-2
     Arch arch;
     const auto set = [](std::int64_t& value, std::int64_t given) {
       if (given != 0) value = given;

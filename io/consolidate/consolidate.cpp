@@ -15,6 +15,7 @@
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
+#include "io/pump/write_files.h"
 
 namespace tessera::io {
 namespace {
@@ -37,9 +38,11 @@ void check_options(const ConsolidateOptions& options) {
           "weights are written as f32, bf16 or f16, not {}", options.dtype.value_or(DType::F32));
   require(options.encoding == Encoding::Plain || (gguf && !options.dtype),
           "q8_0 is a dtype of --format gguf only");
-  require(options.jobs >= 1 && options.memory >= 1 && options.max_shard_size >= 1,
-          "jobs ({}), memory ({}) and max-shard-size ({}) must be at least 1", options.jobs,
-          options.memory, options.max_shard_size);
+  require(options.jobs >= 1 && options.max_shard_size >= 1,
+          "jobs ({}) and max-shard-size ({}) must be at least 1", options.jobs,
+          options.max_shard_size);
+  require(options.memory >= kLeastJobMemory, "memory is {} bytes, and the least that works {} KiB",
+          options.memory, kLeastJobMemory >> 10);
 }
 
 // "model.safetensors", "optimizer-00001-of-00002.safetensors", "model.safetensors.index.json"
@@ -186,6 +189,7 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   Prepared prepared;
   prepared.out = fs::absolute(out / "").lexically_normal().parent_path();
   check_apart(prepared.out, source, "the source " + source.string());
+  if (options.like) check_apart(prepared.out, *options.like, "the directory of --like");
   if (options.config_file) {
     // Checks both the file and its directory, because the file may be a link (Hugging Face cache).
     const fs::path& file = *options.config_file;

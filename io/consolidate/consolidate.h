@@ -34,12 +34,11 @@ struct ConsolidateOptions {
   /// Q8_0: of matrices in GGUF whose rows are multiples of 32; others become F16. Without dtype.
   Encoding encoding = Encoding::Plain;
   std::int64_t max_shard_size = 5'000'000'000;    ///< bytes of tensors in one file
-  std::int64_t memory = std::int64_t{256} << 20;  ///< total bytes of all buffers
+  std::int64_t memory = std::int64_t{256} << 20;  ///< total bytes of all buffers, from kLeastJobMemory
   std::optional<std::int64_t> step;               ///< of a run; empty: its newest checkpoint
   int jobs = 1;                                   ///< copying threads
   bool overwrite = false;                         ///< replace an earlier export at `out`
-  /// Rules for names in other programs' checkpoints. To Hugging Face directories, only `prefixes`
-  /// apply. Default rules adapt to the model in config.json; see open_consolidate_source.
+  /// Rules for names in other programs' checkpoints; see open_consolidate_source.
   NameRules names;
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
   /// selected with their weight. Empty: exports all.
@@ -50,6 +49,9 @@ struct ConsolidateOptions {
   fs::path base;
   /// Hugging Face config.json, if not in the source, and of one's own models.
   std::optional<fs::path> config_file;
+  /// Hugging Face directory with tensors of the same names and shapes as the model to export, and,
+  /// without config_file, its config.json. Not for checkpoints of tessera.
+  std::optional<fs::path> like;
   /// Expected number of shards of a PyTorch DCP as safetensors, which does not record it.
   std::optional<std::int64_t> shards;
   /// Bypass the page cache if the file system allows it. Set false to keep the output cached for a

@@ -3,21 +3,20 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string_view>
-#include <unordered_set>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/consolidate/sharded.h"
 #include "io/consolidate/side_files.h"
 #include "io/gguf/family.h"
 #include "io/gguf/offset_source.h"
 #include "io/gguf/source.h"
 #include "io/hf/config.h"
-#include "io/hf/family_source.h"
 #include "io/hf/lora.h"
 #include "io/hf/model_source.h"
+#include "io/hf/parts_source.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -32,12 +31,6 @@ bool wants_optimizer(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Model;
 }
 
-std::string exported_name(const ConsolidateSource& source, const std::string& name,
-                          const ConsolidateOptions& options) {
-  const bool converts = source.family != nullptr && options.format != ExportFormat::Safetensors;
-  return converts ? std::string(source.family->prefix) + name : name;
-}
-
 void add_weight(ConsolidateSource& result, const TensorSource& source, const TensorInfo& info,
                 const std::string& name, const ConsolidateOptions& options) {
   // Converts floating-point weights only, because integers and booleans are indices and masks.
@@ -46,71 +39,12 @@ void add_weight(ConsolidateSource& result, const TensorSource& source, const Ten
       {name, info.shape, info.dtype, converts ? *options.dtype : info.dtype, &source, info.name});
 }
 
-// Throws if --dtype might convert scales of quantized weights.
-// @param prefix  path of the object in config.json: "", "text_config."
-void check_scales(const ConsolidateSource& source, const Json& object, const std::string& prefix) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
-    const auto quantization = object.find(key);
-    if (quantization == object.end() || quantization->is_null()) continue;
-    for (const ExportTensor& tensor : source.weights) {
-      require(
-          tensor.stored == tensor.written,
-          "{} has a \"{}\", so {} may be scales of quantized weights, which --dtype would convert; "
-          "omit --dtype, or, if the weights are not quantized, give a config.json without that key "
-          "with --config",
-          source.hf_config_file.string(), prefix + key, tensor.source_name);
-    }
-  }
-}
-
-// Detects optimizer state that was classified as weights because its usual key is missing.
-void check_no_state(const ConsolidateSource& source) {
-  for (const ExportTensor& tensor : source.weights) {
-    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
-      require(!tensor.name.ends_with(kind),
-              "{}: tensor {} is optimizer state by its name, not a weight of a Hugging Face model; "
-              "select the weights with --format safetensors --tensors PATTERN, and their names "
-              "with --strip",
-              source.path.string(), tensor.source_name);
-    }
-  }
-}
-
-// "layers.12.attention.wq.weight"
-bool is_torchtitan_query(std::string_view name) {
-  constexpr std::string_view kBefore = "layers.", kAfter = ".attention.wq.weight";
-  if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return false;
-  name.remove_prefix(kBefore.size());
-  return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
-}
-
-// Throws on torchtitan's names. Rows of its wq and wk are in another order than those of q_proj and
-// k_proj, so that a renamed model would load and be wrong.
-void check_no_torchtitan(const ConsolidateSource& source) {
-  const auto is_embedding = [](const std::string& name) { return name == "tok_embeddings.weight"; };
-  const auto query = std::ranges::find_if(source.weights, is_torchtitan_query, &ExportTensor::name);
-  require<Unsupported>(
-      query == source.weights.end() ||
-          std::ranges::none_of(source.weights, is_embedding, &ExportTensor::name),
-      "{} has tok_embeddings.weight and {}, in torchtitan's names and row order, which Hugging "
-      "Face programs do not read; convert them with torchtitan's own script "
-      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them unchanged with --format "
-      "safetensors",
-      source.path.string(), query == source.weights.end() ? "" : query->source_name);
-}
-
-// Checks a model unknown to tessera that is exported for Hugging Face programs.
-void check_other_model(ConsolidateSource& source) {
-  check_no_state(source);
-  check_no_torchtitan(source);
-  check_scales(source, *source.hf_config, "");
-  for (const auto& [key, value] : source.hf_config->items()) {
-    if (value.is_object()) check_scales(source, value, key + ".");
-  }
-  source.warnings.push_back(fmt::format(
-      "{} has model_type {}, which tessera does not know, so names, shapes and number of the "
-      "tensors are not checked; --dry-run shows the names",
-      source.hf_config_file.string(), source.hf_config->at("model_type").dump()));
+void check_no_name_rules(const ConsolidateOptions& options, const fs::path& path) {
+  const NameRules& rules = options.names;
+  require(!options.like && rules.is_auto() && rules.renames.empty() && rules.select.empty() &&
+              rules.exclude.empty(),
+          "the names of {} are known; omit --like, --strip, --rename, --select and --exclude",
+          path.string());
 }
 
 // The "arch" of a "model" section, empty if there is none.
@@ -127,15 +61,7 @@ void read_other_config(ConsolidateSource& result, const std::string& arch,
           "{} has a model of arch \"{}\", which this export does not know; give its Hugging Face "
           "config.json with --config, or write its tensors with --format safetensors",
           result.path.string(), arch);
-  result.hf_config_file = *options.config_file;
-  Json config =
-      parse_hf_config(read_file(result.hf_config_file, kMaxConfig), result.hf_config_file.string());
-  require<CorruptCheckpoint>(
-      config.is_object() && config.contains("model_type") && config["model_type"].is_string(),
-      "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
-      "one with --config, or write the tensors alone with --format safetensors",
-      result.hf_config_file.string());
-  result.hf_config = std::make_shared<const Json>(std::move(config));
+  if (read_config(result, *options.config_file).empty()) throw no_model_type(*options.config_file);
 }
 
 // Adds all weights of a model that tessera knows.
@@ -143,7 +69,7 @@ void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
                const ConsolidateOptions& options) {
   std::unique_ptr<TensorSource> parts;
   if (result.family != nullptr && options.format != ExportFormat::Safetensors)
-    parts = std::make_unique<HfPartsSource>(*result.family, *model);
+    parts = split_model(*result.family, *model);
   const TensorSource& weights = parts ? *parts : *model;
   for (const TensorInfo& info : weights.tensors())
     add_weight(result, weights, info, info.name, options);
@@ -215,7 +141,12 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
                 open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial),
                 options);
   }
-  if (!known && options.format == ExportFormat::HF) check_other_model(result);
+  if (!known && options.format == ExportFormat::HF) {
+    check_scales(result);
+    result.warnings.push_back(unchecked_warning(
+        fmt::format("{} has a model of arch \"{}\", which this export does not know",
+                    result.path.string(), arch)));
+  }
   if (!wants_optimizer(options)) return;
   for (const Section& state : reader.states()) {
     const TensorSource& source = reader.source(state);
@@ -226,105 +157,9 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   }
 }
 
-// Whether the prefixes to remove follow from the config.json of a model unknown to tessera.
-bool strips_by_model(const ConsolidateSource& source, const NameRules& rules) {
-  return source.hf_config && !source.config && rules.strip_wrappers && rules.prefixes.empty();
-}
-
-/// Reads the configuration of another program's source, unless the export needs none.
-void find_config(ConsolidateSource& result, const ShardedSource& source,
-                 const ConsolidateOptions& options, const NameRules& rules) {
-  const fs::path file = options.config_file.value_or(source.config_dir() / kConfigFile);
-  if (!options.config_file && !is_there(file)) {
-    require(options.format == ExportFormat::Safetensors,
-            "{} is a {} without config.json, so its model is unknown; give a config.json with "
-            "--config, or write its tensors unchanged with --format safetensors",
-            source.path().string(), source.kind());
-    return;
-  }
-  const std::string text = read_file(file, kMaxConfig);
-  Json config = parse_hf_config(text, file.string());
-  const HfFamily* family = hf_family_of(config);
-  if (family && !family->same_tensors && options.format != ExportFormat::GGUF) family = nullptr;
-  if (family) config = parse_json(text, file.string());  // large integers stay numbers
-  const bool may_do_without = !options.config_file && options.format == ExportFormat::Safetensors;
-  if (!family) {
-    const auto type = config.is_object() ? config.find("model_type") : config.end();
-    const bool has_type = type != config.end() && type->is_string();
-    require<Unsupported>(options.format != ExportFormat::GGUF,
-                         "{} has model_type {}, which tessera does not know and does not write as "
-                         "GGUF",
-                         file.string(), has_type ? type->dump() : "null");
-    require<CorruptCheckpoint>(
-        has_type || may_do_without,
-        "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
-        "one with --config, or write the tensors alone with --format safetensors",
-        file.string());
-    if (has_type) {
-      result.hf_config_file = file;
-      result.hf_config = std::make_shared<const Json>(std::move(config));
-    }
-    if (options.format == ExportFormat::Safetensors) {
-      result.skipped.push_back(
-          {kConfigFile, strips_by_model(result, rules)
-                            ? "of a model unknown to tessera: used for names only"
-                            : "of a model unknown to tessera: tensors are written unchanged"});
-    }
-    return;
-  }
-  try {
-    result.config = std::make_shared<const Json>(family->config_from_hf(config, file.string()));
-    result.family = family;
-    result.hf_config = std::make_shared<const Json>(std::move(config));
-    result.hf_config_file = file;
-  } catch (const Unsupported& unsupported) {
-    if (!may_do_without) throw;
-    result.skipped.push_back(
-        {kConfigFile, fmt::format("{}: tensors are written unchanged", unsupported.what())});
-  }
-}
-
 // Name that --tensors matches; for moments, the name of their weight.
 std::string chosen_by(const std::string& name, TensorRole role) {
   return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
-}
-
-// Turns "exp_avg/transformer.h.0.ln_1.weight" into "exp_avg/h.0.ln_1.weight".
-std::string our_state_name(const HfFamily& family, const std::string& name) {
-  const std::size_t slash = name.find('/');
-  if (slash == std::string::npos) return name;
-  return name.substr(0, slash + 1) + family.strip(name.substr(slash + 1));
-}
-
-/// Adds the tensors of unreadable() that can be copied unchanged.
-/// @param names  names of the readable tensors
-void add_unreadable(ConsolidateSource& result, const ShardedSource& source,
-                    const ConsolidateOptions& options, const NameRules& rules,
-                    std::vector<TensorName> names) {
-  std::string refused;
-  const std::vector<TensorName> ours = classify_unreadable(source, rules);
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    const ShardedSource::Unreadable& tensor = source.unreadable()[i];
-    const TensorRole role = ours[i].role;
-    const bool is_state = role == TensorRole::OptimizerState;
-    const bool is_buffer = result.family && HfFamily::is_buffer(result.family->strip(ours[i].name));
-    const bool wanted = (role == TensorRole::Weight && wants_weights(options) && !is_buffer) ||
-                        (is_state && wants_optimizer(options));
-    if (!wanted || !is_chosen(options.tensors, chosen_by(ours[i].name, role))) {
-      result.skipped.push_back({tensor.name, fmt::format("not selected ({})", tensor.dtype)});
-    } else if (!tensor.carrier || (result.family && !is_state)) {  // known models must be readable
-      refused += fmt::format("\n  {} {}", tensor.name, tensor.dtype);
-    } else {
-      names.push_back(ours[i]);
-      (is_state ? result.optimizer : result.weights)
-          .push_back({result.family ? our_state_name(*result.family, ours[i].name) : ours[i].name,
-                      tensor.shape, *tensor.carrier, *tensor.carrier, &source, tensor.name,
-                      tensor.safetensors_dtype});
-    }
-  }
-  require<Unsupported>(refused.empty(), "{} has tensors that tessera does not read:{}",
-                       source.path().string(), refused);
-  check_distinct(names, source.path().string());
 }
 
 // Throws if the tensors have over 2^63 bytes, so that later sums of bytes cannot overflow.
@@ -341,107 +176,6 @@ void check_size(const ConsolidateSource& source) {
           source.path.string(), tensor.source_name, tensor.shape);
     }
   }
-}
-
-// Naming rules for a Hugging Face model unknown to tessera.
-NameRules other_model_rules(const ShardedSource& source, const Json& config) {
-  NameRules rules;
-  rules.model_levels = NameRules::ModelLevels{};
-  std::vector<TensorName> names = classify_tensors(source, rules);
-  for (TensorName& name : classify_unreadable(source, rules)) names.push_back(std::move(name));
-  rules.model_levels = count_model_levels(names, is_headless(config));
-  return rules;
-}
-
-void add_unused_prefixes(ConsolidateSource& source, const std::vector<TensorName>& names,
-                         const NameRules& rules) {
-  std::vector<std::string_view> weights;
-  for (const TensorName& name : names)
-    if (name.role == TensorRole::Weight) weights.push_back(name.source);
-  // No warning if a prefix is in names of optimizer state, because they contain names of weights.
-  const auto is_of_state = [&](const std::string& prefix) {
-    return std::ranges::any_of(names, [&](const TensorName& name) {
-      return name.role == TensorRole::OptimizerState &&
-             name.source.find("." + prefix) != std::string::npos;
-    });
-  };
-  for (const std::string& prefix : unused_prefixes(weights, rules)) {
-    if (is_of_state(prefix)) continue;
-    source.warnings.push_back(fmt::format(
-        "--strip {} removes nothing: no weight has this prefix{}", prefix,
-        weights.empty() ? "" : fmt::format("; the first weight is {}", weights.front())));
-  }
-}
-
-void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned,
-                 const ConsolidateOptions& options) {
-  const bool hugging_face = owned->kind() == "Hugging Face model";
-  NameRules rules = options.names;
-  if (hugging_face && rules.prefixes.empty()) rules.strip_wrappers = false;
-  result.kind = owned->kind();
-  find_config(result, *owned, options, rules);
-  if (strips_by_model(result, rules)) rules = other_model_rules(*owned, *result.hf_config);
-  const std::vector<TensorName> names = classify_tensors(*owned, rules);
-  add_unreadable(result, *owned, options, rules, names);
-  for (const std::string& name : owned->objects()) result.skipped.push_back({name, "not a tensor"});
-  const ShardedSource* const source = owned.get();
-  result.warnings = owned->warnings();
-  // With a configuration, missing weights are detected below from the expected shapes.
-  if (!result.config || wants_optimizer(options)) {
-    result.warnings.insert(result.warnings.end(), owned->loss_warnings().begin(),
-                           owned->loss_warnings().end());
-  }
-
-  if (source->unreadable().empty()) add_unused_prefixes(result, names, rules);
-
-  std::unique_ptr<ModelSource> model;
-  std::unordered_set<std::string> written;  // names at the source; for GGUF, without prefix
-  if (result.family) {
-    model = std::make_unique<FamilySource>(*result.family, std::move(owned), *result.config, rules);
-    if (options.format == ExportFormat::GGUF) {
-      add_model(result, std::move(model), options);
-      for (const ExportTensor& weight : result.weights)
-        written.insert(result.family->strip(weight.name));
-    } else if (wants_weights(options)) {
-      for (const TensorInfo& info : model->tensors()) {
-        const std::string theirs = model->title(info.name);
-        add_weight(result, *source, {theirs, info.shape, info.dtype},
-                   exported_name(result, info.name, options), options);
-        written.insert(theirs);
-      }
-    }
-  }
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const TensorName& name = names[i];
-    const TensorInfo& info = source->tensors()[i];
-    if (name.role == TensorRole::Other) {
-      result.skipped.push_back({name.source, "not part of the model"});
-    } else if (name.role == TensorRole::OptimizerState) {
-      if (wants_optimizer(options)) {
-        result.optimizer.push_back(
-            {result.family ? our_state_name(*result.family, name.name) : name.name, info.shape,
-             info.dtype, info.dtype, source, name.source});
-      } else {
-        result.skipped.push_back({name.source, "optimizer state, written with --what all"});
-      }
-    } else if (!wants_weights(options)) {
-      result.skipped.push_back({name.source, "a weight, written with --what all"});
-    } else if (!result.family) {
-      add_weight(result, *source, info, name.name, options);
-    } else if (!written.contains(options.format == ExportFormat::GGUF
-                                     ? result.family->strip(name.name)
-                                     : name.source)) {
-      result.skipped.push_back({name.source, "a buffer or a tied head"});
-    }
-  }
-  if (model) result.sources.push_back(std::move(model));
-  if (owned) result.sources.push_back(std::move(owned));
-  require(!wants_optimizer(options) || !result.optimizer.empty(),
-          "{} is a {} and holds no optimizer state under names of weights", result.path.string(),
-          result.kind);
-  require(!wants_weights(options) || !result.weights.empty(), "{} is a {} and holds no weights",
-          result.path.string(), result.kind);
-  if (options.format == ExportFormat::HF && !result.config) check_other_model(result);
 }
 
 void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& patterns) {
@@ -545,6 +279,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
             "--merge-lora",
             path.string());
     require(!options.step && !options.shards, "{} has no steps or shards", path.string());
+    check_no_name_rules(options, path);
     result.kind = "adapter in PEFT's format";
     add_merged(result, options);
     choose_tensors(result, options.tensors);
@@ -560,6 +295,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     return result;
   }
   const CheckpointReader reader = open_checkpoint(path, options.step);
+  check_no_name_rules(options, reader.path());
   require(!options.shards,
           "{} is a checkpoint of tessera, which records its number of shards; omit --shards",
           reader.path().string());

@@ -36,16 +36,16 @@ struct ConsolidateSource {
 
 /// Opens a source of any kind and lists the tensors that the options select.
 ///
-/// The model_type of options.config_file, or else of its config.json, says whether tessera knows the
-/// model of another program's source. Its tensors are then checked and get tessera's names. Tensors
-/// of other models are exported unchanged. Names follow options.names. By default, names in a Hugging Face directory
-/// stay; elsewhere, with a config.json, they become those of Hugging Face (see count_model_levels).
-/// Without a config.json, only ExportFormat::Safetensors is possible.
+/// The tensors of another program's source are compared with those of the model: of options.like,
+/// or else of the family of the config.json (options.config_file, or the source's own). Any prefix
+/// before their names is removed, and experts that a running model stacks are written one by one.
+/// Names, shapes and number must then be the model's, and the output has the names that
+/// transformers writes. Names of an unknown model follow options.names only, with a warning for
+/// Hugging Face directories. Without a config.json, only ExportFormat::Safetensors is possible.
 ///
-/// The same holds for a checkpoint of tessera whose "model" section has an unknown arch, but its
-/// names stay.
-/// @throws InvalidArgument, with advice, if the configuration is missing for HF, the optimizer
-///         state is missing, two tensors would get one name, a pattern of options.tensors matches
+/// A checkpoint of tessera whose "model" section has an unknown arch keeps its names.
+/// @throws InvalidArgument, with advice, if the configuration is missing for HF, the tensors are not
+///         the model's or several models', the optimizer state is missing, a rule matches nothing, two tensors would get one name, a pattern of options.tensors matches
 ///         none, or options.dtype might convert scales of quantized weights; CorruptCheckpoint if
 ///         the configuration has no model_type; Unsupported naming tensors of a dtype that tessera
 ///         cannot copy, or cannot read in a known model; as open_model

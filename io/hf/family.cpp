@@ -11,10 +11,6 @@
 
 namespace tessera::io {
 
-std::string HfFamily::strip(const std::string& tensor) const {
-  return tensor.starts_with(prefix) ? tensor.substr(prefix.size()) : tensor;
-}
-
 bool HfFamily::is_buffer(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
          tensor.ends_with("rotary_emb.inv_freq");
@@ -23,7 +19,7 @@ bool HfFamily::is_buffer(std::string_view tensor) {
 const std::vector<HfFamily>& hf_families() {
   static const std::vector<HfFamily> kFamilies = [] {
     std::vector<HfFamily> list = {{"gpt2", "gpt2", "transformer.", gpt2_config_from_hf,
-                                   gpt2_config_to_hf, gpt2_tensors, true}};
+                                   gpt2_config_to_hf, gpt2_tensors}};
     for (const DecoderFamily& family : decoder_families())
       list.push_back({family.name, family.model_type, "model.", decoder_config_from_hf,
                       decoder_config_to_hf, decoder_tensors});

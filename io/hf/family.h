@@ -19,13 +19,8 @@ struct HfFamily {
   /// config.json for weights of `dtype`. @throws InvalidArgument
   Json (*config_to_hf)(const Json& model, DType dtype);
   std::vector<HfTensor> (*tensors)(const Json& model);
-  /// Each weight is one tensor at Hugging Face, named as here after the prefix. Consolidation then
-  /// checks another program's tensors and gives them tessera's names; else they stay unchanged.
-  bool same_tensors = false;
 
-  /// Without the prefix.
-  std::string strip(const std::string& name) const;
-  /// By its name without prefix: masks and frequencies, which are computed anew.
+  /// By its name: masks and frequencies, which are computed anew.
   static bool is_buffer(std::string_view name);
 };
 

@@ -144,8 +144,7 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
           path.string(), source->kind(), config.string());
   Json section = read_hf_config(config);
   const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
-  return std::make_unique<FamilySource>(family, std::move(source), std::move(section), NameRules{},
-                                        policy);
+  return std::make_unique<FamilySource>(family, std::move(source), std::move(section), policy);
 }
 
 }  // namespace

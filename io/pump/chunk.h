@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -22,6 +24,22 @@ struct Box {
 struct StorageCheck {
   std::mutex mutex;
   bool verified = false;  ///< guarded by mutex
+};
+
+/// The StorageCheck of each storage of a source. Thread-safe.
+class StorageChecks {
+ public:
+  /// @param begin  first byte of the storage in the file
+  std::shared_ptr<StorageCheck> at(const std::string& file, std::int64_t begin) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<StorageCheck>& check = checks_[{file, begin}];
+    if (!check) check = std::make_shared<StorageCheck>();
+    return check;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::int64_t>, std::shared_ptr<StorageCheck>> checks_;
 };
 
 /// Storage of a chunk whose elements are strided, or whose checksum covers more than its elements.

@@ -1,5 +1,6 @@
 #include "io/source/load_policy.h"
 
+#include <algorithm>
 #include <map>
 
 #include "core/base/error.h"
@@ -37,10 +38,12 @@ bool TensorComparison::allowed(LoadPolicy policy) const {
   return all && (policy == LoadPolicy::IgnoreExtra || unexpected.empty());
 }
 
-std::string TensorComparison::str() const {
+std::string TensorComparison::str(std::size_t most) const {
   std::string text;
   const auto add = [&](const char* kind, const std::vector<std::string>& items) {
-    for (const std::string& item : items) text += fmt::format("\n  {}: {}", kind, item);
+    for (std::size_t i = 0; i < std::min(items.size(), most); ++i)
+      text += fmt::format("\n  {}: {}", kind, items[i]);
+    if (items.size() > most) text += fmt::format("\n  {}: {} more", kind, items.size() - most);
   };
   add("missing", missing);
   add("shape", shapes);

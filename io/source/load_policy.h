@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
@@ -28,8 +30,9 @@ struct TensorComparison {
 
   /// Whether a policy accepts these differences.
   bool allowed(LoadPolicy policy) const;
-  /// All differences; each line begins with a line break.
-  std::string str() const;
+  /// The differences; each line begins with a line break.
+  /// @param most  at most so many of each kind, and the number of the others
+  std::string str(std::size_t most = std::numeric_limits<std::size_t>::max()) const;
 };
 TensorComparison compare_tensors(const std::vector<TensorInfo>& expected,
                                  const std::vector<TensorInfo>& found);

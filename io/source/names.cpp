@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
-#include <set>
+#include <regex>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
                                                        "_checkpoint_wrapped_module"};
-constexpr std::string_view kModelPrefix = "model.", kModulePrefix = "module.";
 constexpr std::array<std::string_view, 5> kModelKeys = {"model", "module", "models", "state_dict",
                                                         "model_state_dict"};
 constexpr std::array<std::string_view, 9> kOptimizerKeys = {
@@ -28,7 +27,8 @@ constexpr std::array<std::string_view, 13> kOtherKeys = {
     "schedulers",    "dataloader", "data_loader",  "rng",           "rng_state",
     "random_states", "callbacks",  "loops"};
 
-constexpr int kAllLevels = std::numeric_limits<int>::max();
+constexpr std::size_t kListed = 5;                // names in a message
+constexpr std::size_t kLongestRenamed = 1 << 12;  // characters: std::regex recurses
 
 template <std::size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view text) {
@@ -58,39 +58,6 @@ std::string without_wrappers(std::string_view source) {
   return name;
 }
 
-// Removes all leading `module.` and at most `levels` leading `model.`.
-std::string_view without_front(std::string_view name, int levels) {
-  while (true) {
-    if (name.starts_with(kModulePrefix)) {
-      name.remove_prefix(kModulePrefix.size());
-    } else if (levels > 0 && name.starts_with(kModelPrefix)) {
-      name.remove_prefix(kModelPrefix.size());
-      --levels;
-    } else {
-      return name;
-    }
-  }
-}
-
-// As without_front; for negative `levels`, adds -levels leading `model.` instead.
-std::string at_level(std::string_view name, int levels) {
-  std::string result;
-  for (int level = levels; level < 0; ++level) result += kModelPrefix;
-  result += without_front(name, levels);
-  return result;
-}
-
-std::string strip(std::string_view source, const NameRules& rules, int levels) {
-  if (!rules.prefixes.empty()) {
-    for (const std::string& prefix : rules.prefixes) {
-      if (source.starts_with(prefix)) source.remove_prefix(prefix.size());
-    }
-    return std::string(source);
-  }
-  if (!rules.strip_wrappers) return std::string(source);
-  return at_level(without_wrappers(source), levels);
-}
-
 std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
 
 // The outermost key of a tensor's path. In a flat dict, the first part of the name may be one.
@@ -98,109 +65,14 @@ std::string_view key_of(std::string_view name, std::string_view top_key) {
   return top_key.empty() ? first_part(name) : top_key;
 }
 
-// Whether these are names of a Hugging Face decoder (or encoder and decoder) without a head, with
-// `layers` outermost. In models with a head, `layers` is in `model`, and both belong to the names.
-// Architectures without `model` use `transformer`, `gpt_neox` or the like, or `block` for `layers`.
-bool is_headless_decoder(const std::vector<std::string_view>& names) {
-  constexpr std::array<std::string_view, 2> kHeads = {"lm_head", "output"};
-  constexpr std::array<std::string_view, 4> kAround = {"encoder", "decoder", "language_model",
-                                                       "text_model"};
-  bool layers = false;
-  for (std::string_view name : names) {
-    if (contains(kHeads, first_part(name))) return false;
-    while (contains(kAround, first_part(name))) {
-      name.remove_prefix(std::min(first_part(name).size() + 1, name.size()));
-    }
-    layers = layers || first_part(name) == "layers";
-  }
-  return layers;
-}
+// Nesting of the saved dict.
+struct Nesting {
+  std::string_view outer = {};  // key that contains model and optimizer; empty if there is none
+  bool keyed = false;           // a key contains the model; inside `outer` if there is one
+};
 
-int weight_levels(const std::vector<std::string_view>& weights, bool headless) {
-  for (int levels = 0; !weights.empty(); ++levels) {
-    std::vector<std::string_view> below;
-    for (const std::string_view weight : weights) {
-      if (!without_front(weight, levels).starts_with(kModelPrefix)) return levels;
-      below.push_back(without_front(weight, levels + 1));
-    }
-    if (!headless && is_headless_decoder(below)) return levels;
-  }
-  return 0;
-}
-
-// The number of `model.` to remove so that most names of optimizer state match names of weights.
-int state_levels(const std::vector<std::string_view>& state, const std::set<std::string>& weights,
-                 int of_weights) {
-  int best = of_weights;
-  std::ptrdiff_t most = 0;
-  // The first of equally good numbers is taken. No program nests deeper than 4.
-  for (const int levels : {of_weights, 0, 1, 2, 3, 4, -1, -2, -3, -4}) {
-    const auto known = std::count_if(state.begin(), state.end(), [&](std::string_view name) {
-      return weights.contains(at_level(name, levels));
-    });
-    if (known > most) {
-      best = levels;
-      most = known;
-    }
-  }
-  return best;
-}
-
-// Derives the name of a weight from its full name in a nested dict. The result may be empty.
-std::string strip_name(std::string_view source, const NameRules& rules) {
-  return strip(source, rules, rules.model_levels ? rules.model_levels->weights : kAllLevels);
-}
-
-}  // namespace
-
-NameRules::ModelLevels count_model_levels(const std::vector<TensorName>& names, bool headless) {
-  std::vector<std::string_view> weights, state;
-  for (const TensorName& name : names) {
-    if (name.role == TensorRole::Weight) weights.push_back(name.name);
-    if (name.role == TensorRole::OptimizerState && name.name != name.source) {
-      state.push_back(std::string_view(name.name).substr(name.name.find('/') + 1));
-    }
-  }
-  if (weights.empty()) {  // a checkpoint of optimizer state only
-    const int levels = weight_levels(state, headless);
-    return {levels, levels};
-  }
-  const int levels = weight_levels(weights, headless);
-  std::set<std::string> exported;
-  for (const std::string_view weight : weights) exported.insert(at_level(weight, levels));
-  return {levels, state_levels(state, exported, levels)};
-}
-
-TensorName classify(std::string_view source, std::string_view top_key, bool keyed,
-                    const NameRules& rules) {
-  TensorName result{std::string(source), std::string(source), TensorRole::Weight};
-  const std::string_view first = key_of(source, top_key);
-  if (is_optimizer_key(first)) {
-    result.role = TensorRole::OptimizerState;
-    std::string_view rest = source;
-    rest.remove_prefix(std::min(first.size() + 1, rest.size()));
-    constexpr std::string_view kState = "state.";
-    const std::size_t dot = rest.rfind('.');
-    if (rest.starts_with(kState) && dot != std::string_view::npos && dot > kState.size()) {
-      const std::string name = strip(rest.substr(kState.size(), dot - kState.size()), rules,
-                                     rules.model_levels ? rules.model_levels->state : kAllLevels);
-      if (!name.empty()) result.name = fmt::format("{}/{}", rest.substr(dot + 1), name);
-    }
-  } else if (contains(kOtherKeys, first) || (keyed && !is_model_key(top_key))) {
-    result.role = TensorRole::Other;
-  } else {
-    const bool strips = rules.strip_wrappers && rules.prefixes.empty();
-    if (strips && is_model_key(top_key) && source.size() > top_key.size() &&
-        source.starts_with(top_key) && source[top_key.size()] == '.') {
-      source.remove_prefix(top_key.size() + 1);
-    }
-    result.name = strip_name(source, rules);
-  }
-  return result;
-}
-
-NameNesting find_nesting(const std::vector<KeyedName>& names) {
-  NameNesting result;
+Nesting find_nesting(const std::vector<KeyedName>& names) {
+  Nesting result;
   result.keyed =
       std::ranges::any_of(names, [](const KeyedName& name) { return is_model_key(name.top_key); });
   std::string_view outer;
@@ -225,28 +97,134 @@ NameNesting find_nesting(const std::vector<KeyedName>& names) {
   return result;
 }
 
-TensorName classify(const KeyedName& tensor, const NameNesting& nesting, const NameRules& rules) {
-  const std::string_view first = key_of(tensor.name, tensor.top_key);
-  if (nesting.outer.empty() || first != nesting.outer) {
-    return classify(tensor.name, tensor.top_key, nesting.keyed, rules);
+// Role, kind, and name without the keys of the dict.
+TensorName classify(const KeyedName& tensor, const Nesting& nesting) {
+  TensorName result{std::string(tensor.name), std::string(tensor.name)};
+  std::string_view rest = tensor.name, key = tensor.top_key;
+  const bool is_nested =
+      !nesting.outer.empty() && key_of(tensor.name, tensor.top_key) == nesting.outer;
+  if (is_nested) {
+    rest.remove_prefix(nesting.outer.size() + 1);
+    key = nesting.keyed ? first_part(rest) : std::string_view();
   }
-  const std::string_view below = tensor.name.substr(first.size() + 1);
-  // Without other state, `model` may be a key or a part of the weights' names.
-  const std::string_view key = nesting.keyed ? first_part(below) : std::string_view();
-  TensorName result = classify(below, key, nesting.keyed, rules);
-  result.source = tensor.name;
-  const bool as_user_says = !rules.strip_wrappers || !rules.prefixes.empty();
-  if (result.role == TensorRole::Weight && as_user_says) {
-    result.name = strip_name(tensor.name, rules);
-  } else if (result.role != TensorRole::Weight && result.name == below) {
-    result.name = tensor.name;
+  const std::string_view first = key_of(rest, key);
+  if (is_optimizer_key(first)) {
+    result.role = TensorRole::OptimizerState;
+    rest.remove_prefix(std::min(first.size() + 1, rest.size()));
+    constexpr std::string_view kState = "state.";
+    const std::size_t dot = rest.rfind('.');
+    if (rest.starts_with(kState) && dot != std::string_view::npos && dot > kState.size()) {
+      result.kind = rest.substr(dot + 1);
+      result.name = rest.substr(kState.size(), dot - kState.size());
+    }
+  } else if (contains(kOtherKeys, first) || (nesting.keyed && !is_model_key(key))) {
+    result.role = TensorRole::Other;
+  } else if (is_model_key(key) && rest.starts_with(std::string(key) + '.')) {
+    result.name = rest.substr(key.size() + 1);
+  } else {
+    result.name = rest;
   }
   return result;
 }
 
+// Chooses weights by `select` and `exclude`.
+void choose_weights(std::vector<TensorName>& names, const NameRules& rules, const std::string& of) {
+  const auto check = [&](const std::vector<std::string>& patterns, const char* option) {
+    std::vector<std::string> sources;
+    for (const TensorName& name : names)
+      if (name.role != TensorRole::OptimizerState) sources.push_back(name.source);
+    check_patterns(patterns, sources, option, of);
+  };
+  check(rules.select, "--select");
+  check(rules.exclude, "--exclude");
+  for (TensorName& name : names) {
+    if (name.role == TensorRole::OptimizerState) continue;
+    const bool selected = !rules.select.empty() && is_chosen(rules.select, name.source);
+    if (selected && name.role == TensorRole::Other) name.role = TensorRole::Weight;
+    if (!rules.select.empty() && !selected) {
+      name.role = TensorRole::Other;
+      name.why = "not selected by --select";
+    } else if (!rules.exclude.empty() && is_chosen(rules.exclude, name.source)) {
+      name.role = TensorRole::Other;
+      name.why = "left out by --exclude";
+    }
+  }
+}
+
+// Applies `change` to each name; throws if it changes none.
+template <typename F>
+void change_all(std::span<TensorName* const> names, const std::string& rule, F&& change) {
+  bool changed = false;
+  for (TensorName* const name : names) changed = change(name->name) || changed;
+  if (changed) return;
+  std::vector<std::string_view> some;
+  for (const TensorName* const name : names.first(std::min(names.size(), kListed)))
+    some.push_back(name->name);
+  throw InvalidArgument(
+      "{} changes no name{}", rule,
+      some.empty() ? "" : fmt::format("; the first are {}", fmt::join(some, ", ")));
+}
+
+struct Rename {
+  std::regex old;
+  std::string replacement;
+};
+
+Rename parse_rename(const std::string& text) {
+  const auto refuse = [&](const std::string& why) {
+    return InvalidArgument("--rename {}: {}; give s/OLD/NEW/, such as 's/^blocks\\./layers./'",
+                           text, why);
+  };
+  if (text.size() < 4 || text[0] != 's') throw refuse("not of that form");
+  const char mark = text[1];
+  const std::size_t middle = text.find(mark, 2);
+  if (middle == std::string::npos || middle == 2 || text.find(mark, middle + 1) != text.size() - 1)
+    throw refuse(fmt::format("not of that form with {} three times", mark));
+  try {
+    return {std::regex(text.substr(2, middle - 2)),
+            text.substr(middle + 1, text.size() - middle - 2)};
+  } catch (const std::regex_error& error) {
+    throw refuse(error.what());
+  }
+}
+
+}  // namespace
+
+std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, const NameRules& rules,
+                                     const std::string& of) {
+  const Nesting nesting = find_nesting(tensors);
+  std::vector<TensorName> names;
+  for (const KeyedName& tensor : tensors) names.push_back(classify(tensor, nesting));
+  choose_weights(names, rules, of);
+  std::vector<TensorName*> changed;  // names of weights
+  for (TensorName& name : names) {
+    const bool is_weight = name.role == TensorRole::Weight;
+    if (!is_weight && name.kind.empty()) continue;
+    // The user's prefixes are those of whole names.
+    if (is_weight && !rules.is_auto()) name.name = name.source;
+    if (rules.is_auto()) name.name = without_wrappers(name.name);
+    changed.push_back(&name);
+  }
+  for (const std::string& prefix : rules.prefixes) {
+    change_all(changed, "--strip " + prefix, [&](std::string& name) {
+      const bool has = name.starts_with(prefix);
+      if (has) name.erase(0, prefix.size());
+      return has;
+    });
+  }
+  for (const std::string& text : rules.renames) {
+    const Rename rename = parse_rename(text);
+    change_all(changed, "--rename " + text, [&](std::string& name) {
+      if (name.size() > kLongestRenamed || !std::regex_search(name, rename.old)) return false;
+      name = std::regex_replace(name, rename.old, rename.replacement);
+      return true;
+    });
+  }
+  return names;
+}
+
 void check_distinct(const std::vector<TensorName>& names, const std::string& source) {
-  using Key = std::pair<TensorRole, std::string_view>;
-  std::map<Key, const TensorName*> seen;
+  std::map<std::pair<TensorRole, std::string>, const TensorName*> seen;
   for (const TensorName& name : names) {
     if (name.role == TensorRole::Other) continue;
     require(
@@ -256,10 +234,11 @@ void check_distinct(const std::vector<TensorName>& names, const std::string& sou
             : fmt::format("the name {} is empty without its prefixes; keep names unchanged with "
                           "--strip none",
                           name.source));
-    const auto [first, is_new] = seen.emplace(Key(name.role, name.name), &name);
+    const auto [first, is_new] = seen.emplace(std::pair(name.role, name.str()), &name);
     require(is_new,
-            "{}: {} and {} would both get the name {}; choose the prefixes to remove with --strip",
-            source, first->second->source, name.source, name.name);
+            "{}: {} and {} would both get the name {}; choose one with --select or --exclude, or "
+            "the prefixes to remove with --strip",
+            source, first->second->source, name.source, name.str());
   }
 }
 
@@ -276,25 +255,10 @@ void check_patterns(const std::vector<std::string>& patterns, const std::vector<
     return std::ranges::any_of(names,
                                [&](const std::string& name) { return is_chosen({pattern}, name); });
   });
+  const auto some = std::span(names).first(std::min(names.size(), kListed));
   require(unused.empty(), "{}: {} {} no tensor of {}{}", option, fmt::join(unused, ", "),
           unused.size() == 1 ? "matches" : "match", of,
-          names.empty() ? "" : fmt::format(", with names such as {}", names.front()));
-}
-
-std::vector<std::string> unused_prefixes(const std::vector<std::string_view>& names,
-                                         const NameRules& rules) {
-  std::vector<std::string> unused;
-  NameRules before, with;  // rules without and with the current prefix
-  before.strip_wrappers = with.strip_wrappers = false;
-  for (const std::string& prefix : rules.prefixes) {
-    with.prefixes.push_back(prefix);
-    const bool used = std::ranges::any_of(names, [&](std::string_view name) {
-      return strip(name, with, 0) != strip(name, before, 0);
-    });
-    if (!used) unused.push_back(prefix);
-    before = with;
-  }
-  return unused;
+          names.empty() ? "" : fmt::format(", with names such as {}", fmt::join(some, ", ")));
 }
 
 }  // namespace tessera::io

@@ -74,7 +74,7 @@ std::shared_ptr<const TensorRecord> ShardedSource::record(const std::string& nam
                          {},
                          location.checked_begin,
                          location.checked_end,
-                         check_of(stored.file, location.checked_begin)};
+                         checks_.at(chunk.file, location.checked_begin)};
     if (location.strides) storage.strides = *location.strides;
     chunk.storage = std::make_shared<const ChunkStorage>(storage);
   }
@@ -90,15 +90,6 @@ const ShardedSource::StoredTensor& ShardedSource::find(const std::string& name) 
                          file_of(other).string(), name, other.dtype);
   }
   throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
-}
-
-// The state shared by all chunks of one storage.
-std::shared_ptr<StorageCheck> ShardedSource::check_of(std::uint32_t file,
-                                                      std::int64_t begin) const {
-  const std::lock_guard lock(mutex_);
-  std::shared_ptr<StorageCheck>& check = checks_[{file, begin}];
-  if (!check) check = std::make_shared<StorageCheck>();
-  return check;
 }
 
 // Reads the directory of the block's archive on first use. Threads may do so concurrently.

@@ -101,7 +101,6 @@ class ShardedSource final : public TensorSource {
     std::int64_t checked_begin = 0, checked_end = 0;
     std::optional<std::uint32_t> crc32;
   };
-  std::shared_ptr<StorageCheck> check_of(std::uint32_t file, std::int64_t begin) const;
   const StoredTensor& find(const std::string& name) const;
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
 
@@ -115,9 +114,9 @@ class ShardedSource final : public TensorSource {
   std::size_t block_count_ = 0;
   bool archives_ = false;
   mutable OpenFiles open_files_;
-  mutable std::mutex mutex_;  // guards the members below
+  mutable StorageChecks checks_;
+  mutable std::mutex mutex_;  // guards locations_
   mutable std::vector<std::optional<Location>> locations_;
-  mutable std::map<std::pair<std::uint32_t, std::int64_t>, std::shared_ptr<StorageCheck>> checks_;
 };
 
 }  // namespace tessera::io

@@ -53,13 +53,13 @@ TEST_CASE("a plan shows how names are mapped, and writes nothing") {
 
   const auto chosen =
       run_to(0, {"consolidate", fixture("lightning"), out, "--format", "safetensors", "--tensors",
-                 "layers.0.*", "--tensors", "layers.1.bias", "--dry-run"});
-  CHECK(holds(chosen.out, " layers.0.weight "));
-  CHECK_FALSE(holds(chosen.out, " layers.1.weight "));
+                 "model.layers.0.*", "--tensors", "model.layers.1.bias", "--dry-run"});
+  CHECK(holds(chosen.out, " model.layers.0.weight "));
+  CHECK_FALSE(holds(chosen.out, " model.layers.1.weight "));
   CHECK(holds(chosen.out, "1 (not selected by --tensors)"));
   const auto none = run_to(2, {"consolidate", fixture("lightning"), out, "--format", "safetensors",
-                               "--tensors", "model.*", "--dry-run"});
-  CHECK(holds(none.err, "--tensors: model.* matches no tensor of"));
+                               "--tensors", "layers.*", "--dry-run"});
+  CHECK(holds(none.err, "--tensors: layers.* matches no tensor of"));
 }
 
 TEST_CASE("exported shards generate the same text as the shards") {
@@ -79,18 +79,18 @@ TEST_CASE("exported shards generate the same text as the shards") {
 TEST_CASE("with another model's config.json, shards become a Hugging Face directory") {
   const TempDir dir;
   const std::string config = dir.file("config.json"), out = dir.file("out");
-  std::ofstream(config) << R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})";
+  std::ofstream(config) << R"({"architectures": ["ArcticForCausalLM"], "model_type": "arctic"})";
   const auto plan =
       run_to(0, {"consolidate", fixture("lightning"), out, "--config", config, "--dry-run"});
   CHECK(holds(plan.out, " model.layers.0.weight "));
-  CHECK(holds(plan.out, "has model_type \"llama\", which tessera does not know"));
+  CHECK(holds(plan.out, "has model_type \"arctic\", which tessera does not know"));
   CHECK_FALSE(fs::exists(out));
   const auto made =
       run_to(0, {"consolidate", fixture("lightning"), out, "--config", config, "--dtype", "bf16"});
   CHECK(holds(made.err, "tessera: warning: " + config + " has model_type"));
   const Json written = Json::parse(std::ifstream(out + "/config.json"));
   CHECK(written["torch_dtype"] == "bfloat16");
-  CHECK(written["model_type"] == "llama");
+  CHECK(written["model_type"] == "arctic");
 }
 
 TEST_CASE("missing inputs are reported in one sentence") {
@@ -101,9 +101,33 @@ TEST_CASE("missing inputs are reported in one sentence") {
               "with --format safetensors"));
   const auto other = run_to(2, {"consolidate", fixture("lightning"), dir.file("out"), "--config",
                                 fixture("fsdp-gpt2/config.json")});
-  CHECK(holds(other.err, "missing: wte.weight [17, 4]"));
+  CHECK(holds(other.err, "missing: transformer.wte.weight [17, 4]"));
   const auto parent = run_to(2, {"checkpoint", "inspect", fixture("")});
   CHECK(holds(parent.err, "give one of them"));
+}
+
+TEST_CASE("names are changed and chosen by options, and errors are JSON under --json") {
+  const TempDir dir;
+  const auto plan = [&](const Arguments& more) {
+    return run_cli(joined(
+        {"consolidate", fixture("fsdp-gpt2"), dir.file("out"), "--dry-run", "--json"}, more));
+  };
+  CHECK(plan({"--config", fixture("fsdp-gpt2")}).code == 0);  // a directory
+  CHECK(plan({"--rename", "s/wte/x/", "--rename", "s/\\.x\\./.wte./"}).code == 0);
+  CHECK(plan({"--exclude", "*lm_head*", "--select", "model.*"}).code == 0);
+  for (const Arguments& wrong : std::vector<Arguments>{{"--select", "net.*"},
+                                                       {"--exclude", "net.*"},
+                                                       {"--strip", "net."},
+                                                       {"--rename", "s/net/x/"},
+                                                       {"--memory", "1KB"},
+                                                       {"--like", fixture("mixed")}}) {
+    CAPTURE(wrong[0]);
+    const auto refused = plan(wrong);
+    CHECK(refused.code == 2);
+    CHECK(holds(refused.err, Json::parse(refused.out)["error"].get<std::string>()));
+  }
+  CHECK(holds(plan({"--dtype", "fp16"}).err, "keep,f32,bf16"));
+  CHECK(holds(plan({"--memory", "1KB"}).err, "the least that works 128 KiB"));
 }
 
 TEST_CASE("a dry run ends like the export") {

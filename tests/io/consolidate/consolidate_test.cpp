@@ -55,7 +55,7 @@ TEST_CASE("shards of any world size give the same model, with any buffers and th
     Fixture f;
     f.make(world_size);
     ConsolidateOptions options;
-    options.memory = world_size * 100;  // raised to the smallest buffer
+    options.memory = world_size * 128 << 10;  // the least for each thread
     options.jobs = world_size;
     std::int64_t last = 0, total = 0;
     options.progress = [&](const ConsolidateProgress& progress) {

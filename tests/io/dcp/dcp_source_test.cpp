@@ -266,7 +266,7 @@ TEST_CASE("the kind of a directory is detected by its files") {
   CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
   CHECK_FALSE(is_dcp(kFixtures));
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "contains 8 PyTorch checkpoints, but is not one itself; give one",
+                       "contains 9 PyTorch checkpoints, but is not one itself; give one",
                        open_sharded(kFixtures));
 }
 
@@ -330,7 +330,8 @@ TEST_CASE("GPT-2 shards with a configuration are opened with tessera's names") {
   Json config = Json::parse(copy.text("config.json"));
   config["vocab_size"] = 18;
   copy.write("config.json", config.dump());
-  CHECK_THROWS_HOLDING(InvalidArgument, "shape: wte.weight is [17, 4], expected [18, 4]",
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "shape: transformer.wte.weight is [17, 4], expected [18, 4]",
                        open_model(copy.path));
   config["model_type"] = "t5";
   copy.write("config.json", config.dump());

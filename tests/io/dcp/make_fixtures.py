@@ -215,13 +215,55 @@ def strided(world):
     save("strided", {"transposed": ramp(4, 3).t(), "permuted": ramp(2, 3, 4).permute(2, 0, 1), "plain": ramp(2, 2)})
 
 
+class Experts(nn.Module):
+    """Mixtral's experts as transformers 5 holds them."""
+
+    def __init__(self, count=4, width=4, inner=3):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(ramp(count, 2 * inner, width))
+        self.down_proj = nn.Parameter(ramp(count, width, inner, start=1000))
+
+
+class MixtralBlock(nn.Module):
+    def __init__(self, width=4, kv=2):
+        super().__init__()
+        norm = lambda: nn.ParameterDict({"weight": ramp(width, start=7)})  # noqa: E731
+        linear = lambda out, start: nn.ParameterDict({"weight": ramp(out, width, start=start)})  # noqa: E731
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.self_attn = nn.ModuleDict({"q_proj": linear(width, 10), "k_proj": linear(kv, 20), "v_proj": linear(kv, 30),
+                                        "o_proj": linear(width, 40)})
+        self.mlp = nn.ModuleDict({"gate": linear(4, 50), "experts": Experts()})
+
+
+def experts(world):
+    """FSDP of a Mixtral with stacked experts, in an attribute net, with AdamW's moments."""
+    model = nn.Module()  # FSDP takes no ModuleDict
+    model.net = nn.ModuleDict({"model": nn.ModuleDict({"embed_tokens": nn.ParameterDict({"weight": ramp(5, 4, start=-3)}),
+                                                       "layers": nn.ModuleList([MixtralBlock()]),
+                                                       "norm": nn.ParameterDict({"weight": ramp(4)})}),
+                               "lm_head": nn.ParameterDict({"weight": ramp(5, 4, start=-90)})})
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    sum((p.to_local() ** 2).sum() for p in model.parameters()).backward()
+    optimizer.step()
+    state = get_optimizer_state_dict(model, optimizer)["state"]
+    moments = {name: {"exp_avg": value["exp_avg"], "step": value["step"]} for name, value in state.items()
+               if name.endswith(("experts.gate_up_proj", "lm_head.weight"))}
+    directory = save("experts", {**get_model_state_dict(model), "optimizer": {"state": moments}})
+    if dist.get_rank() == 0:
+        config = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 5, "hidden_size": 4,
+                  "intermediate_size": 3, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                  "max_position_embeddings": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def refused(world):
     """dtypes that tessera does not support."""
     save("other-dtypes", {"weight": ramp(3), "u32": ramp(3, dtype=torch.uint32),
                           "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
 
 
-FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, strided: 1, refused: 1}
+FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, strided: 1, refused: 1, experts: 3}
 
 
 def run(rank, index, world):

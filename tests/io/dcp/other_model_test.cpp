@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -45,29 +46,29 @@ void write_shards(const fs::path& dir, const std::vector<Entry>& entries) {
   write_dcp_shard(dir / "shard-00001-model-00001-of-00001.safetensors", written);
 }
 
-const std::vector<Entry> kLlama = {{"model.model.embed_tokens.weight"},
-                                   {"model.model.layers.0.mlp.up_proj.weight", "F32", 6},
-                                   {"model._orig_mod.model.norm.weight"},
-                                   {"model.lm_head.weight"}};
+const std::vector<Entry> kTensors = {{"model.embed_tokens.weight"},
+                                     {"model.layers.0.mlp.up_proj.weight", "F32", 6},
+                                     {"model._orig_mod.norm.weight"},
+                                     {"_orig_mod.lm_head.weight"}};
 
-/// Llama shards with their config.json.
-struct Llama {
+/// Shards of a model that tessera does not know, with their config.json.
+struct OtherModel {
   TempDir dir;
   fs::path source = dir.path() / "source", out = dir.path() / "out";
   ConsolidateOptions options;
   std::vector<std::string> warnings;
-  Json config = {{"architectures", {"LlamaForCausalLM"}},
-                 {"model_type", "llama"},
+  Json config = {{"architectures", {"ArcticForCausalLM"}},
+                 {"model_type", "arctic"},
                  {"hidden_size", 32},
                  {"rms_norm_eps", 1e-6},
                  {"rope_scaling", nullptr},
                  {"tie_word_embeddings", true},
                  {"torch_dtype", "float16"}};
 
-  Llama() {
+  OtherModel() {
     options.shards = 1;
     options.warn = [this](const std::string& text) { warnings.push_back(text); };
-    write_shards(source, kLlama);
+    write_shards(source, kTensors);
     write_config();
   }
   void write_config() const { write_text(source / "config.json", config.dump()); }
@@ -89,7 +90,7 @@ struct Llama {
   }
 };
 
-TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
+TEST_CASE_FIXTURE(OtherModel, "any model's shards become a Hugging Face directory") {
   const ConsolidateReport report = consolidate(source, out, options);
   CHECK(report.kind == "PyTorch DCP as safetensors");
   CHECK(report.files == std::vector<std::string>{"model.safetensors", "config.json"});
@@ -97,10 +98,10 @@ TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
   const SafetensorsReader made(out / "model.safetensors");
   const SafetensorsReader shard(source / "shard-00001-model-00001-of-00001.safetensors");
   for (const auto& pair : std::map<std::string, std::string>{
-           {"model.model.embed_tokens.weight", "model.embed_tokens.weight"},
-           {"model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"},
-           {"model._orig_mod.model.norm.weight", "model.norm.weight"},
-           {"model.lm_head.weight", "lm_head.weight"}}) {
+           {"model.embed_tokens.weight", "model.embed_tokens.weight"},
+           {"model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"},
+           {"model._orig_mod.norm.weight", "model.norm.weight"},
+           {"_orig_mod.lm_head.weight", "lm_head.weight"}}) {
     const std::string &from = pair.first, &to = pair.second;
     CAPTURE(from);
     REQUIRE(made.find(to) != nullptr);
@@ -114,11 +115,12 @@ TEST_CASE_FIXTURE(Llama, "any model's shards become a Hugging Face directory") {
   CHECK(written() == config);
 }
 
-TEST_CASE_FIXTURE(Llama, "an export without shape checks prints a warning, in a plan too") {
+TEST_CASE_FIXTURE(OtherModel, "an export without shape checks prints a warning, in a plan too") {
   const std::string said =
       (source / "config.json").string() +
-      " has model_type \"llama\", which tessera does not know, so names, shapes and number of the "
-      "tensors are not checked; --dry-run shows the names";
+      " has model_type \"arctic\", which tessera does not know, so names, shapes and number of the "
+      "tensors are not checked; --dry-run shows the names, and --like DIR compares them with those "
+      "of another Hugging Face directory";
   const ConsolidatePlan plan = plan_consolidation(source, out, options);
   CHECK(plan.warnings == std::vector<std::string>{said});
   CHECK_FALSE(fs::exists(out));
@@ -129,7 +131,7 @@ TEST_CASE_FIXTURE(Llama, "an export without shape checks prints a warning, in a 
   CHECK(plan_consolidation(source, options).warnings.empty());
 }
 
-TEST_CASE_FIXTURE(Llama, "names follow the model, unless the user specifies them") {
+TEST_CASE_FIXTURE(OtherModel, "names stay but for wrappers, unless the user says otherwise") {
   const std::set<std::string> theirs{"model.embed_tokens.weight", "model.norm.weight",
                                      "model.layers.0.mlp.up_proj.weight", "lm_head.weight"};
   CHECK(names() == theirs);
@@ -139,44 +141,81 @@ TEST_CASE_FIXTURE(Llama, "names follow the model, unless the user specifies them
   CHECK(names() == std::set<std::string>{"model.layers.0.mlp.up_proj.weight"});
   options.tensors = {};
   fs::rename(source / "config.json", dir.path() / "elsewhere.json");
-  CHECK(names().contains("layers.0.mlp.up_proj.weight"));  // as without a model
-  options.config_file = dir.path() / "elsewhere.json";
   CHECK(names() == theirs);
+  options.config_file = dir.path() / "elsewhere.json";
   options.format = ExportFormat::HF;
   CHECK(names() == theirs);
 
   options.names = {.strip_wrappers = false};
-  CHECK(names().contains("model._orig_mod.model.norm.weight"));
+  CHECK(names().contains("model._orig_mod.norm.weight"));
   options.names.prefixes = {"model."};
-  CHECK(names().contains("_orig_mod.model.norm.weight"));
-  CHECK(names().contains("model.embed_tokens.weight"));
-  options.names = {};
-
-  write_shards(source, {{"model.layers.0.w"}, {"model.norm.weight", "F8_E4M3"}});
-  CHECK(names() == std::set<std::string>{"model.layers.0.w", "model.norm.weight"});
-  config["architectures"] = {"LlamaModel"};
-  write_text(dir.path() / "elsewhere.json", config.dump());
-  CHECK(names() == std::set<std::string>{"layers.0.w", "norm.weight"});
-  // Tensors copied unchanged count as well.
-  config["architectures"] = {"LlamaForCausalLM"};
-  write_text(dir.path() / "elsewhere.json", config.dump());
-  write_shards(source, {{"model.model.layers.0.w"}, {"model.lm_head.weight", "F8_E4M3"}});
-  CHECK(names() == std::set<std::string>{"model.layers.0.w", "lm_head.weight"});
-  write_shards(source, {{"model.model.layers.0.w"}, {"lm_head.weight", "F8_E4M3"}});
-  CHECK(names() == std::set<std::string>{"model.model.layers.0.w", "lm_head.weight"});
+  CHECK(names().contains("_orig_mod.norm.weight"));
+  CHECK(names().contains("embed_tokens.weight"));
+  options.names = {.renames = {"s/^model/decoder/"}, .exclude = {"*lm_head*"}};
+  CHECK(names() == std::set<std::string>{"decoder.embed_tokens.weight", "decoder.norm.weight",
+                                         "decoder.layers.0.mlp.up_proj.weight"});
 }
 
-TEST_CASE_FIXTURE(Llama, "a common key is removed from weights, and from their optimizer state") {
+TEST_CASE_FIXTURE(OtherModel, "--like compares names and shapes, and has the configuration") {
+  const fs::path like = dir.path() / "like";
+  consolidate(source, like, options);  // its names and shapes
+  write_text(like / "config.json", Json{{"model_type", "like"}}.dump());
+  options.like = like;
+  write_shards(source, {{"net.model.embed_tokens.weight"},
+                        {"net.model.layers.0.mlp.up_proj.weight", "F32", 6},
+                        {"net.model.norm.weight"},
+                        {"net.lm_head.weight"},
+                        {"loss.weight"}});
+  const ConsolidatePlan plan = plan_consolidation(source, options);
+  CHECK(plan.warnings.empty());
+  CHECK(plan.tensors.size() == 4);
+  CHECK(names().contains("lm_head.weight"));
+  REQUIRE(plan.skipped.size() == 1);
+  CHECK(plan.skipped[0].name == "loss.weight");
+  CHECK(plan.skipped[0].why == "outside of the model, which is in net.");
+  consolidate(source, out, options);
+  CHECK(written()["model_type"] == "like");
+  options.config_file = source / "config.json";
+  options.overwrite = true;
+  consolidate(source, out, options);
+  CHECK(written()["model_type"] == "arctic");
+  options.config_file = {};
+  // Float8 is floating-point, and integers are no weights.
+  write_shards(source, {{"model.embed_tokens.weight", "F8_E4M3"},
+                        {"model.layers.0.mlp.up_proj.weight", "F32", 6},
+                        {"model.norm.weight"},
+                        {"lm_head.weight"}});
+  const auto tensors = plan_consolidation(source, options).tensors;
+  CHECK(
+      std::ranges::any_of(tensors, [](const auto& one) { return one.opaque_dtype == "F8_E4M3"; }));
+  write_shards(source, {{"model.embed_tokens.weight", "I32"},
+                        {"model.layers.0.mlp.up_proj.weight", "F32", 5},
+                        {"x"},
+                        {"model.norm.weight"}});
+  const std::string refused =
+      "the tensors of " + source.string() + " are not those of " + like.string() + ":\n";
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       refused +
+                           "  missing: lm_head.weight [2]\n"
+                           "  shape: model.layers.0.mlp.up_proj.weight is [5], expected [6]\n"
+                           "  dtype: model.embed_tokens.weight is i32, expected f32, bf16 or f16\n"
+                           "  unexpected: x [2]\n",
+                       plan_consolidation(source, options));
+  options.like = source;
+  CHECK_THROWS_HOLDING(InvalidArgument, "is no Hugging Face model directory",
+                       plan_consolidation(source, options));
+}
+
+TEST_CASE_FIXTURE(OtherModel, "optimizer state gets the names of its weights") {
   write_config();
   for (const char* fixture : {"lightning", "fsdp-wrapped"}) {
     CAPTURE(fixture);
-    const bool lightning = std::string(fixture) == "lightning";
     options = {};
     options.config_file = source / "config.json";
+    const bool lightning = std::string(fixture) == "lightning";
     for (const auto& tensor : plan_consolidation(kFixtures / fixture, options).tensors) {
       CAPTURE(tensor.name);
-      CHECK(tensor.name.starts_with("model.layers.") == lightning);
-      CHECK(tensor.name.starts_with("layers.") != lightning);
+      CHECK(tensor.name.starts_with(lightning ? "model.layers." : "layers."));
     }
     options.format = ExportFormat::Safetensors;
     options.what = ExportWhat::All;
@@ -191,7 +230,8 @@ TEST_CASE_FIXTURE(Llama, "a common key is removed from weights, and from their o
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "config.json's dtype becomes the one with the most bytes, if it has one") {
+TEST_CASE_FIXTURE(OtherModel,
+                  "config.json's dtype becomes the one with the most bytes, if it has one") {
   CHECK(export_config()["torch_dtype"] == "float32");
   options.dtype = DType::BF16;
   config["dtype"] = nullptr;
@@ -215,7 +255,7 @@ TEST_CASE_FIXTURE(Llama, "config.json's dtype becomes the one with the most byte
   CHECK(export_config() == config);
 }
 
-TEST_CASE_FIXTURE(Llama, "tensors of unsupported dtypes are copied unchanged") {
+TEST_CASE_FIXTURE(OtherModel, "tensors of unsupported dtypes are copied unchanged") {
   write_shards(source, {{"model.layers.0.w", "F8_E4M3", 8}, {"model.layers.0.scale", "F32", 1}});
   options.dtype = DType::BF16;
   consolidate(source, out, options);
@@ -232,7 +272,7 @@ TEST_CASE_FIXTURE(Llama, "tensors of unsupported dtypes are copied unchanged") {
   CHECK(written()["torch_dtype"] == "bfloat16");
 }
 
-TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
+TEST_CASE_FIXTURE(OtherModel, "scales of quantized weights are not converted") {
   for (const char* key : {"quantization_config", "compression_config"}) {
     CAPTURE(key);
     config[key] = {{"quant_method", "fp8"}};
@@ -241,7 +281,7 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
     const std::string refused = fmt::format("config.json has a \"{}\", so ", key);
     CHECK_THROWS_HOLDING(InvalidArgument, refused, plan_consolidation(source, options));
     CHECK_THROWS_HOLDING(InvalidArgument,
-                         "model.norm.weight may be scales of quantized weights, which --dtype "
+                         "lm_head.weight may be scales of quantized weights, which --dtype "
                          "would convert; omit --dtype",
                          plan_consolidation(source, options));
     options.dtype = {};
@@ -254,7 +294,7 @@ TEST_CASE_FIXTURE(Llama, "scales of quantized weights are not converted") {
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "a nested quantization configuration has the same effect") {
+TEST_CASE_FIXTURE(OtherModel, "a nested quantization configuration has the same effect") {
   config["text_config"] = {{"quantization_config", {{"quant_method", "fp8"}}}};
   options.dtype = DType::BF16;
   write_config();
@@ -263,7 +303,7 @@ TEST_CASE_FIXTURE(Llama, "a nested quantization configuration has the same effec
                        plan_consolidation(source, options));
 }
 
-TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
+TEST_CASE_FIXTURE(OtherModel, "optimizer state does not become weights") {
   for (const char* kind : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
     CAPTURE(kind);
     const std::string state = fmt::format("state.layers.0.w.{}", kind);
@@ -272,7 +312,8 @@ TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
     CHECK_THROWS_HOLDING(InvalidArgument,
                          "tensor " + state +
                              " is optimizer state by its name, not a weight of a Hugging Face "
-                             "model; select the weights with --format safetensors --tensors",
+                             "model; leave it out with --exclude '*." +
+                             kind + "'",
                          plan_consolidation(source, options));
     options.format = ExportFormat::Safetensors;
     CHECK(names() == std::set<std::string>{"model.layers.0.w", state});
@@ -282,7 +323,7 @@ TEST_CASE_FIXTURE(Llama, "optimizer state does not become weights") {
   CHECK(names() == std::set<std::string>{"layers.0.w"});
 }
 
-TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not mistaken for Hugging Face's") {
+TEST_CASE_FIXTURE(OtherModel, "torchtitan's own names are not mistaken for Hugging Face's") {
   const std::string query = "layers.11.attention.wq.weight";
   write_shards(source, {{"tok_embeddings.weight"}, {query}, {"output.weight"}});
   CHECK_THROWS_HOLDING(Unsupported,
@@ -303,7 +344,7 @@ TEST_CASE_FIXTURE(Llama, "torchtitan's own names are not mistaken for Hugging Fa
   CHECK(names().contains(query));
 }
 
-TEST_CASE_FIXTURE(Llama, "a foreign model is not replaced") {
+TEST_CASE_FIXTURE(OtherModel, "a foreign model is not replaced") {
   options.overwrite = true;
   const fs::path theirs = dir.path() / "theirs";
   consolidate(source, theirs, options);
@@ -327,7 +368,7 @@ TEST_CASE_FIXTURE(Llama, "a foreign model is not replaced") {
   refuse("which does not name tessera as its writer");
 }
 
-TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
+TEST_CASE_FIXTURE(OtherModel, "the directory of --config is not replaced") {
   options.overwrite = true;
   consolidate(source, out, options);
   const auto refuse = [&](const fs::path& config_file, const fs::path& holder) {
@@ -354,20 +395,19 @@ TEST_CASE_FIXTURE(Llama, "the directory of --config is not replaced") {
   CHECK(fs::exists(attempt / "config.json"));
 }
 
-TEST_CASE_FIXTURE(Llama, "a config.json that affects kept names is reported") {
+TEST_CASE_FIXTURE(OtherModel, "a config.json that says nothing about names is reported") {
   options.format = ExportFormat::Safetensors;
-  const auto reason = [&] {
+  for (const bool strips : {true, false}) {
+    options.names.strip_wrappers = strips;
     const ConsolidatePlan plan = plan_consolidation(source, options);
     REQUIRE(plan.skipped.size() == 1);
     CHECK(plan.skipped[0].name == "config.json");
-    return plan.skipped[0].why;
-  };
-  CHECK(reason() == "of a model unknown to tessera: used for names only");
-  options.names.strip_wrappers = false;
-  CHECK(reason() == "of a model unknown to tessera: tensors are written unchanged");
+    CHECK(plan.skipped[0].why.ends_with(
+        "has model_type \"arctic\", which tessera does not know: tensors are written unchanged"));
+  }
 }
 
-TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte") {
+TEST_CASE_FIXTURE(OtherModel, "files that transformers opens are copied byte for byte") {
   const std::set<std::string> names{"generation_config.json",
                                     "tokenizer.json",
                                     "tokenizer_config.json",
@@ -387,20 +427,20 @@ TEST_CASE_FIXTURE(Llama, "files that transformers opens are copied byte for byte
                                     "preprocessor_config.json",
                                     "video_preprocessor_config.json"};
   for (const std::string& name : names) write_text(source / name, "{ \"of\" :\n\"" + name + "\xff");
-  write_text(source / "modeling_llama.py", "");
+  write_text(source / "modeling_arctic.py", "");
   const ConsolidateReport report = consolidate(source, out, options);
   CHECK(report.files.size() == names.size() + 2);
   for (const std::string& name : names) CHECK(read_text(out / name) == read_text(source / name));
-  CHECK_FALSE(fs::exists(out / "modeling_llama.py"));
+  CHECK_FALSE(fs::exists(out / "modeling_arctic.py"));
   CHECK_THROWS_HOLDING(InvalidArgument, "exists already", consolidate(source, out, options));
   options.overwrite = true;
   consolidate(source, out, options);  // recognized as an export and replaced
-  write_text(out / "modeling_llama.py", "");
-  CHECK_THROWS_HOLDING(InvalidArgument, "modeling_llama.py, which is not part of an export",
+  write_text(out / "modeling_arctic.py", "");
+  CHECK_THROWS_HOLDING(InvalidArgument, "modeling_arctic.py, which is not part of an export",
                        consolidate(source, out, options));
 }
 
-TEST_CASE_FIXTURE(Llama, "the tokenizer next to --config is used if the source has none") {
+TEST_CASE_FIXTURE(OtherModel, "the tokenizer next to --config is used if the source has none") {
   const fs::path theirs = dir.path() / "theirs";
   fs::create_directory(theirs);
   fs::rename(source / "config.json", theirs / "config.json");
@@ -426,7 +466,7 @@ TEST_CASE_FIXTURE(Llama, "the tokenizer next to --config is used if the source h
   CHECK(read_text(out / "generation_config.json") == "theirs");
 }
 
-TEST_CASE_FIXTURE(Llama, "Python code is not copied, but named if the model needs it") {
+TEST_CASE_FIXTURE(OtherModel, "Python code is not copied, but named if the model needs it") {
   config["auto_map"] = {{"AutoConfig", "configuration_x.XConfig"},
                         {"AutoModel", "modeling_x.XModel"},
                         {"AutoModelForCausalLM", "owner/name--modeling_y.Y"}};
@@ -451,7 +491,7 @@ TEST_CASE_FIXTURE(Llama, "Python code is not copied, but named if the model need
             .empty());
 }
 
-TEST_CASE_FIXTURE(Llama, "copied files are inspected within size limits") {
+TEST_CASE_FIXTURE(OtherModel, "copied files are inspected within size limits") {
   const auto asks = [&](const std::string& before, const std::string& after) {
     write_text(source / "tokenizer_config.json",
                before + R"("auto_map": {"AutoTokenizer": "tokenization_x.X"})" + after);
@@ -468,9 +508,10 @@ TEST_CASE_FIXTURE(Llama, "copied files are inspected within size limits") {
   CHECK_FALSE(asks("", ""));
 }
 
-TEST_CASE_FIXTURE(Llama, "large models are split into files with an index, and exports resume") {
+TEST_CASE_FIXTURE(OtherModel,
+                  "large models are split into files with an index, and exports resume") {
   options.max_shard_size = 16;
-  options.memory = 1;
+  options.memory = 128 << 10;
   const ConsolidatePlan plan = plan_consolidation(source, out, options);
   REQUIRE(plan.files.size() == 3);
   CHECK(plan.files[0].name == "model-00001-of-00003.safetensors");
@@ -495,7 +536,7 @@ TEST_CASE_FIXTURE(Llama, "large models are split into files with an index, and e
   CHECK(read_text(dir.path() / "again/config.json") == read_text(out / "config.json"));
 }
 
-TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names") {
+TEST_CASE_FIXTURE(OtherModel, "a Hugging Face directory keeps its names") {
   options.format = ExportFormat::Safetensors;
   options.names.strip_wrappers = false;
   consolidate(source, out, options);
@@ -503,11 +544,11 @@ TEST_CASE_FIXTURE(Llama, "a Hugging Face directory keeps its names") {
   options = {};
   std::set<std::string> found;
   for (const auto& tensor : plan_consolidation(out, options).tensors) found.insert(tensor.name);
-  CHECK(found.contains("model._orig_mod.model.norm.weight"));
-  CHECK(found.contains("model.lm_head.weight"));
+  CHECK(found.contains("model._orig_mod.norm.weight"));
+  CHECK(found.contains("_orig_mod.lm_head.weight"));
 }
 
-TEST_CASE_FIXTURE(Llama, "Python-specific numbers in config.json are kept") {
+TEST_CASE_FIXTURE(OtherModel, "Python-specific numbers in config.json are kept") {
   const std::string text =
       R"({"model_type": "x", "a": [0.0, Infinity], "b": {"c": -Infinity, "d": NaN }, "e": "NaN, \"Infinity,",)"
       R"("f": 1000000000000000019884624838656, "g": [-9223372036854775809,18446744073709551615], "h": 0.30000000000000004, "i": -123456789012345678})";
@@ -529,10 +570,9 @@ TEST_CASE_FIXTURE(Llama, "Python-specific numbers in config.json are kept") {
   CHECK(expected["i"] == -123456789012345678);  // needs 64 bits
   CHECK(dump_hf_config({{"\xEE\x80\x80NaN", "\xEE\x80\x80x"}}) ==
         "{\n  \"\xEE\x80\x80NaN\": \"\xEE\x80\x80x\"\n}");
-  for (const char* bad :
-       {R"({"model_type": "x", "a": Infinityx})", R"({"model_type": "x", NaN: 1})",
-        R"({"model_type": "x", "a": 1NaN})", R"({"model_type": "x", "a": NaN)",
-        R"({"model_type": "gpt2", "a": NaN})", R"({"model_type": "x\)"}) {
+  for (const char* bad : {R"({"model_type": "x", "a": Infinityx})",
+                          R"({"model_type": "x", NaN: 1})", R"({"model_type": "x", "a": 1NaN})",
+                          R"({"model_type": "x", "a": NaN)", R"({"model_type": "x\)"}) {
     CAPTURE(bad);
     write_text(source / "config.json", bad);
     CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json is not valid JSON",
@@ -540,7 +580,7 @@ TEST_CASE_FIXTURE(Llama, "Python-specific numbers in config.json are kept") {
   }
 }
 
-TEST_CASE_FIXTURE(Llama, "a configuration without a model type is refused") {
+TEST_CASE_FIXTURE(OtherModel, "a configuration without a model type is refused") {
   for (const char* text : {"[]", "5", "{}", R"({"model_type": 5})"}) {
     CAPTURE(text);
     write_text(source / "config.json", text);
@@ -554,7 +594,7 @@ TEST_CASE_FIXTURE(Llama, "a configuration without a model type is refused") {
     CHECK(plan_consolidation(source, options).tensors.size() == 4);
     options.format = ExportFormat::HF;
   }
-  write_text(source / "config.json", "{\"model_type\": \"llama\"");
+  write_text(source / "config.json", "{\"model_type\": \"arctic\"");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "config.json", consolidate(source, out, options));
   fs::remove(source / "config.json");
   CHECK_THROWS_HOLDING(InvalidArgument, "give a config.json with --config",

@@ -2,51 +2,79 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
 
 namespace tessera::io {
 namespace {
 
-TEST_CASE("wrapper prefixes are removed, however often they occur") {
+using Texts = std::vector<std::string>;
+
+/// Names and roles of tensors, each with its outermost key.
+std::vector<TensorName> name_all(const std::vector<KeyedName>& tensors,
+                                 const NameRules& rules = {}) {
+  return name_tensors(tensors, rules, "dir");
+}
+
+std::string name_of(const char* source, const NameRules& rules = {}) {
+  return name_all({{source, ""}}, rules).front().str();
+}
+
+TEST_CASE("parts that wrappers add are removed, and nothing else") {
   const std::pair<const char*, const char*> names[] = {
       {"wte.weight", "wte.weight"},
-      {"model.wte.weight", "wte.weight"},
-      {"module.model.module.model.wte.weight", "wte.weight"},
-      {"_orig_mod.module.wte.weight", "wte.weight"},
-      {"model._fsdp_wrapped_module._orig_mod.model.h.0.ln_1.weight", "h.0.ln_1.weight"},
+      {"model.wte.weight", "model.wte.weight"},
+      {"module.model.module.model.wte.weight", "module.model.module.model.wte.weight"},
+      {"_orig_mod.module.wte.weight", "module.wte.weight"},
+      {"model._fsdp_wrapped_module._orig_mod.h.0.ln_1.weight", "model.h.0.ln_1.weight"},
       {"h.0._fsdp_wrapped_module._checkpoint_wrapped_module.attn.weight", "h.0.attn.weight"},
-      {"h.0.model.weight", "h.0.model.weight"},  // a module's own name
-      {"models.weight", "models.weight"},
       {"my_orig_mod.weight", "my_orig_mod.weight"},
       {"_orig_mod", "_orig_mod"},
-      {"model.", ""},
       {"..", ".."},
   };
-  const auto strip_name = [](std::string_view source, const NameRules& rules) {
-    return classify(source, "", false, rules).name;
-  };
   for (const auto& [source, expected] : names) {
-    CHECK(strip_name(source, {}) == expected);
-    CHECK(strip_name(source, {.strip_wrappers = false}) == source);
+    CHECK(name_of(source) == expected);
+    CHECK(name_of(source, {.strip_wrappers = false}) == source);
   }
-  const NameRules rules{.prefixes = {"app.", "model."}};
-  CHECK(strip_name("app.model.model.x", rules) == "model.x");
-  CHECK(strip_name("model.app.x", rules) == "app.x");
-  CHECK(strip_name("_orig_mod.x", rules) == "_orig_mod.x");
+}
 
-  using Texts = std::vector<std::string>;
-  CHECK(unused_prefixes({"app.model.x", "y"}, rules) == Texts{});
-  CHECK(unused_prefixes({"model.x", "y"}, rules) == Texts{"app."});
-  CHECK(unused_prefixes({"model.app.x"}, rules) == Texts{"app."});  // in the order of removal
-  CHECK(unused_prefixes({"_orig_mod.x"}, rules) == Texts{"app.", "model."});
-  CHECK(unused_prefixes({"model.x"}, {}) == Texts{});
+TEST_CASE("prefixes and renames apply in order, and each must change a name") {
+  NameRules rules{.strip_wrappers = false, .prefixes = {"app.", "model."}};
+  const auto all =
+      name_all({{"app.model.model.x", ""}, {"model.app.x", ""}, {"_orig_mod.x", ""}}, rules);
+  CHECK(all[0].name == "model.x");
+  CHECK(all[1].name == "app.x");
+  CHECK(all[2].name == "_orig_mod.x");
+  CHECK_THROWS_HOLDING(InvalidArgument, "--strip app. changes no name; the first are model.x, y",
+                       name_all({{"model.x", ""}, {"y", ""}}, rules));
+  // A prefix may be in names of optimizer state only.
+  CHECK(name_all({{"x", ""}, {"optim.state.app.model.x.exp_avg", ""}}, rules)[1].str() ==
+        "exp_avg/x");
+
+  rules = {.renames = {"s/^blocks\\.([0-9]+)/layers.$1/", "s|\\.w$|.weight|"}};
+  CHECK(name_all({{"blocks.12.w", ""}, {"optim.state.blocks.12.w.exp_avg", ""}}, rules)[1].str() ==
+        "exp_avg/layers.12.weight");
+  CHECK(name_of("_orig_mod.blocks.3.w", rules) == "layers.3.weight");
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "--rename s|\\.w$|.weight| changes no name; the first are layers.1.x",
+                       name_of("blocks.1.x", rules));
+  for (const char* bad : {"", "s", "s/a/b", "s//b/", "s/a/b/g", "a/b/c/", "s/a(/b/", "s/a/b/c/"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_HOLDING(InvalidArgument, "give s/OLD/NEW/, such as 's/^blocks\\./layers./'",
+                         name_of("a", {.renames = {bad}}));
+  }
+  // Recursion of regular expressions is bounded: longer names stay.
+  const std::string endless(std::size_t{1} << 20, 'a');
+  CHECK_THROWS_HOLDING(InvalidArgument, "changes no name",
+                       name_of(endless.c_str(), {.renames = {"s/(a|b)*c/d/"}}));
 }
 
 TEST_CASE("a tensor's role depends on its path") {
   struct Row {
     const char *source, *top_key;
-    bool keyed;
+    bool keyed;  // another tensor is under the key model
     TensorRole role;
     const char* name;
   };
@@ -58,199 +86,119 @@ TEST_CASE("a tensor's role depends on its path") {
       {"train_state.step", "", false, TensorRole::Other, "train_state.step"},
       {"lr_scheduler.x", "", false, TensorRole::Other, "lr_scheduler.x"},
       // FSDP of Hugging Face's Llama, saved flat: lm_head is a sibling of model.
-      {"model.norm.weight", "", false, TensorRole::Weight, "norm.weight"},
+      {"model.norm.weight", "", false, TensorRole::Weight, "model.norm.weight"},
       {"lm_head.weight", "", false, TensorRole::Weight, "lm_head.weight"},
       // a dict of dicts
       {"model.x", "model", true, TensorRole::Weight, "x"},
       {"ema.x", "ema", true, TensorRole::Other, "ema.x"},
       {"step", "", true, TensorRole::Other, "step"},
       {"optim.state.model._orig_mod.x.exp_avg_sq", "optim", true, TensorRole::OptimizerState,
-       "exp_avg_sq/x"},
+       "exp_avg_sq/model.x"},
       {"optim.param_groups.0.lr", "optim", true, TensorRole::OptimizerState,
        "optim.param_groups.0.lr"},
       // Lightning
-      {"optimizer_0.state.model.x.step", "optimizer_0", true, TensorRole::OptimizerState, "step/x"},
+      {"optimizer_0.state.model.x.step", "optimizer_0", true, TensorRole::OptimizerState,
+       "step/model.x"},
       {"optimizer_x.weight", "", false, TensorRole::Weight, "optimizer_x.weight"},
       {"optimizer.state.", "", false, TensorRole::OptimizerState, "optimizer.state."},
   };
   for (const Row& row : rows) {
     CAPTURE(row.source);
-    const TensorName name = classify(row.source, row.top_key, row.keyed, {});
+    std::vector<KeyedName> all{{row.source, row.top_key}};
+    if (row.keyed) all.push_back({"model.y", "model"});
+    const TensorName name = name_all(all).front();
     CHECK(name.source == row.source);
-    CHECK(name.name == row.name);
+    CHECK(name.str() == row.name);
     CHECK(name.role == row.role);
   }
 }
 
-/// Source name, outermost key, expected name.
-struct HfRow {
-  const char *source, *top_key, *name;
-};
-
-void check_hf_names(const char* what, const std::vector<HfRow>& rows, bool headless = false) {
-  CAPTURE(what);
-  std::vector<KeyedName> keys;
-  for (const HfRow& row : rows) keys.push_back({row.source, row.top_key});
-  const NameNesting nesting = find_nesting(keys);
-  NameRules rules;
-  const auto all = [&] {
-    std::vector<TensorName> names;
-    for (const KeyedName& key : keys) names.push_back(classify(key, nesting, rules));
-    return names;
+TEST_CASE("--select and --exclude choose weights by their names at the source") {
+  const std::vector<KeyedName> all{{"model.x", "model"},
+                                   {"model.loss.w", "model"},
+                                   {"ema.x", "ema"},
+                                   {"optim.state.x.exp_avg", "optim"}};
+  const auto roles = [&](const NameRules& rules) {
+    std::string text;
+    for (const TensorName& name : name_all(all, rules))
+      text += name.role == TensorRole::Weight ? 'w' : name.role == TensorRole::Other ? '-' : 'o';
+    return text;
   };
-  rules.model_levels = NameRules::ModelLevels{};
-  rules.model_levels = count_model_levels(all(), headless);
-  const auto names = all();
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    CAPTURE(rows[i].source);
-    CHECK(names[i].name == rows[i].name);
-    CHECK(names[i].source == rows[i].source);
-  }
-}
-
-TEST_CASE("names are mapped to Hugging Face's, with or without model.") {
-  check_hf_names("flat, untied", {{"model.layers.0.w", "", "model.layers.0.w"},
-                                  {"model.norm.weight", "", "model.norm.weight"},
-                                  {"lm_head.weight", "", "lm_head.weight"}});
-  check_hf_names("flat, tied", {{"model.embed_tokens.weight", "", "model.embed_tokens.weight"},
-                                {"model.layers.0.w", "", "model.layers.0.w"},
-                                {"model.norm.weight", "", "model.norm.weight"}});
-  check_hf_names("Lightning, untied", {{"model.model.layers.0.w", "", "model.layers.0.w"},
-                                       {"model.lm_head.weight", "", "lm_head.weight"}});
-  check_hf_names("Lightning, tied",
-                 {{"model.model.layers.0.w", "", "model.layers.0.w"},
-                  {"model.model.embed_tokens.weight", "", "model.embed_tokens.weight"}});
-  check_hf_names("under a key, untied", {{"model.model.layers.0.w", "model", "model.layers.0.w"},
-                                         {"model.lm_head.weight", "model", "lm_head.weight"}});
-  check_hf_names("under a key, tied", {{"model.model.layers.0.w", "model", "model.layers.0.w"}});
-  check_hf_names("under a key, without head", {{"model.layers.0.w", "model", "layers.0.w"},
-                                               {"model.norm.weight", "model", "norm.weight"},
-                                               {"ema.norm.weight", "ema", "ema.norm.weight"}});
-  check_hf_names("Lightning's key and attribute",
-                 {{"state_dict.model.model.layers.0.w", "state_dict", "model.layers.0.w"},
-                  {"state_dict.model.lm_head.weight", "state_dict", "lm_head.weight"}});
-  check_hf_names("a key that is a module", {{"layers.0.w", "layers", "layers.0.w"}});
-  check_hf_names("wrappers and module.",
-                 {{"module.model._orig_mod.module.model.layers.0._checkpoint_wrapped_module.w", "",
-                   "model.layers.0.w"},
-                  {"module.model._orig_mod.lm_head.weight", "", "lm_head.weight"},
-                  {"model._fsdp_wrapped_module.model.norm.weight", "", "model.norm.weight"}});
-  check_hf_names("module. inside",
-                 {{"model.module.x", "", "x"}, {"model.y.module.x", "", "y.module.x"}});
-  check_hf_names("no model. of its own", {{"model.gpt_neox.layers.0.w", "", "gpt_neox.layers.0.w"},
-                                          {"model.embed_out.weight", "", "embed_out.weight"}});
-  check_hf_names("no model. of its own, twice",
-                 {{"model.model.transformer.h.0.w", "", "transformer.h.0.w"}});
-  check_hf_names("a head beside the decoder", {{"model.layers.0.w", "", "layers.0.w"},
-                                               {"model.lm_head.weight", "", "lm_head.weight"}});
-  check_hf_names("OPT", {{"model.decoder.layers.0.w", "", "model.decoder.layers.0.w"}});
-  check_hf_names("T5", {{"model.shared.weight", "", "shared.weight"},
-                        {"model.encoder.block.0.w", "", "encoder.block.0.w"},
-                        {"model.lm_head.weight", "", "lm_head.weight"}});
-  check_hf_names("T5, tied",
-                 {{"model.shared.weight", "", "shared.weight"},
-                  {"model.decoder.embed_tokens.weight", "", "decoder.embed_tokens.weight"},
-                  {"model.decoder.block.0.w", "", "decoder.block.0.w"}});
-  check_hf_names("BART", {{"model.shared.weight", "", "model.shared.weight"},
-                          {"model.encoder.layers.0.w", "", "model.encoder.layers.0.w"}});
-  check_hf_names("a decoder with pictures",
-                 {{"model.model.language_model.layers.0.w", "", "model.language_model.layers.0.w"},
-                  {"model.model.visual.blocks.0.w", "", "model.visual.blocks.0.w"}});
-  check_hf_names(
-      "decoders with pictures that have one around the layers",
-      {{"model.language_model.encoder.layers.0.w", "", "model.language_model.encoder.layers.0.w"},
-       {"model.visual.blocks.0.w", "", "model.visual.blocks.0.w"}});
-  check_hf_names("such a one with a head inside",
-                 {{"model.language_model.model.layers.0.w", "", "language_model.model.layers.0.w"},
-                  {"model.language_model.lm_head.weight", "", "language_model.lm_head.weight"},
-                  {"model.vision_tower.w", "", "vision_tower.w"}});
-  check_hf_names("LlamaModel", {{"model.model.layers.0.w", "", "layers.0.w"}}, /*headless=*/true);
-}
-
-TEST_CASE("optimizer state has its weights' names, also after the mapping to Hugging Face's") {
-  check_hf_names("flat",
-                 {{"model.layers.0.w", "", "model.layers.0.w"},
-                  {"lm_head.weight", "", "lm_head.weight"},
-                  {"optimizer.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
-                  {"optimizer.state.lm_head.weight.step", "", "step/lm_head.weight"}});
-  check_hf_names(
-      "under a key, of which state knows nothing",
-      {{"model.model.layers.0.w", "model", "model.layers.0.w"},
-       {"optim.state._orig_mod.model.layers.0.w.exp_avg", "optim", "exp_avg/model.layers.0.w"},
-       {"optim.param_groups.0.lr", "optim", "optim.param_groups.0.lr"}});
-  check_hf_names("the same, where nothing says that it is a key",
-                 {{"model.model.layers.0.w", "", "model.layers.0.w"},
-                  {"model.lm_head.weight", "", "lm_head.weight"},
-                  {"optimizer.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
-                  {"optimizer.state.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
-  check_hf_names("Lightning", {{"model.model.model.layers.0.w", "model", "model.layers.0.w"},
-                               {"model.model.lm_head.weight", "model", "lm_head.weight"},
-                               {"optimizer_0.state.model.model.layers.0.w.exp_avg", "optimizer_0",
-                                "exp_avg/model.layers.0.w"},
-                               {"optimizer_0.state.model.lm_head.weight.exp_avg", "optimizer_0",
-                                "exp_avg/lm_head.weight"}});
-  check_hf_names(
-      "named in the wrapped module",
-      {{"model.model.layers.0.w", "model", "model.layers.0.w"},
-       {"optimizer_0.state.layers.0.w.exp_avg", "optimizer_0", "exp_avg/model.layers.0.w"}});
-  check_hf_names("without weights",
-                 {{"optim.state.model.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"},
-                  {"optim.state.model.lm_head.weight.exp_avg", "", "exp_avg/lm_head.weight"}});
+  CHECK(roles({}) == "ww-o");
+  CHECK(roles({.select = {"ema.*"}}) == "--wo");
+  CHECK(roles({.exclude = {"*loss*"}}) == "w--o");
+  CHECK(roles({.select = {"model.*", "ema.*"}, .exclude = {"*.x"}}) == "-w-o");
+  CHECK(name_all(all, {.select = {"ema.*"}})[0].why == std::string("not selected by --select"));
+  CHECK(name_all(all, {.exclude = {"*loss*"}})[1].why == std::string("left out by --exclude"));
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "--select: net.* matches no tensor of dir, with names such as model.x, "
+                       "model.loss.w, ema.x",
+                       roles({.select = {"net.*"}}));
+  CHECK_THROWS_HOLDING(InvalidArgument, "--exclude: optim.* matches no tensor",
+                       roles({.exclude = {"optim.*"}}));
 }
 
 TEST_CASE("an outer key around model and optimizer is removed from names") {
   const char* const app = "app";
-  check_hf_names("PyTorch's recipe",
-                 {{"app.model.model.layers.0.w", app, "model.layers.0.w"},
-                  {"app.model.lm_head.weight", app, "lm_head.weight"},
-                  {"app.optim.state.model.layers.0.w.exp_avg", app, "exp_avg/model.layers.0.w"},
-                  {"app.optim.param_groups.0.lr", app, "app.optim.param_groups.0.lr"}});
-  check_hf_names("without optimizer", {{"app.model.model.layers.0.w", app, "model.layers.0.w"},
-                                       {"app.model.model.norm.weight", app, "model.norm.weight"}});
-  check_hf_names("Composer", {{"state.model.model.layers.0.w", "state", "model.layers.0.w"},
-                              {"state.optimizers.AdamW.state.model.layers.0.w.exp_avg", "state",
-                               "state.optimizers.AdamW.state.model.layers.0.w.exp_avg"},
-                              {"rng.0.torch", "rng", "rng.0.torch"}});
-  check_hf_names("where nothing says that it is a key",
-                 {{"app.model.model.layers.0.w", "", "model.layers.0.w"},
-                  {"app.optim.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"}});
-  check_hf_names("a part of names",
-                 {{"language_model.model.layers.0.w", "", "language_model.model.layers.0.w"}});
-  check_hf_names("another beside it",
-                 {{"app.model.layers.0.w", app, "app.model.layers.0.w"}, {"step", "", "step"}});
+  const auto check = [](const std::vector<std::array<const char*, 3>>& rows) {
+    std::vector<KeyedName> keys;
+    for (const auto& [source, key, name] : rows) keys.push_back({source, key});
+    const auto names = name_all(keys);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      CAPTURE(rows[i][0]);
+      CHECK(names[i].str() == rows[i][2]);
+      CHECK(names[i].source == rows[i][0]);
+    }
+  };
+  // PyTorch's recipe
+  check({{"app.model.model.layers.0.w", app, "model.layers.0.w"},
+         {"app.model.lm_head.weight", app, "lm_head.weight"},
+         {"app.optim.state.model.layers.0.w.exp_avg", app, "exp_avg/model.layers.0.w"},
+         {"app.optim.param_groups.0.lr", app, "app.optim.param_groups.0.lr"}});
+  // without optimizer, model may be a part of the names
+  check({{"app.model.norm.weight", app, "model.norm.weight"}});
+  // Composer
+  check({{"state.model.model.layers.0.w", "state", "model.layers.0.w"},
+         {"state.optimizers.AdamW.state.model.layers.0.w.exp_avg", "state",
+          "state.optimizers.AdamW.state.model.layers.0.w.exp_avg"},
+         {"rng.0.torch", "rng", "rng.0.torch"}});
+  // where nothing says that it is a key
+  check({{"app.model.model.layers.0.w", "", "model.layers.0.w"},
+         {"app.optim.state.model.layers.0.w.exp_avg", "", "exp_avg/model.layers.0.w"}});
+  // a part of names
+  check({{"language_model.model.layers.0.w", "", "language_model.model.layers.0.w"}});
+  // another beside it
+  check({{"app.model.layers.0.w", app, "app.model.layers.0.w"}, {"step", "", "step"}});
 
   const std::vector<KeyedName> all{
       {"app.model.x", app}, {"app.optim.state.x.exp_avg", app}, {"app.train_state.step", app}};
-  const NameNesting nesting = find_nesting(all);
-  CHECK(nesting.outer == "app");
-  CHECK(classify(all[0], nesting, {}).role == TensorRole::Weight);
-  CHECK(classify(all[1], nesting, {}).role == TensorRole::OptimizerState);
-  CHECK(classify(all[2], nesting, {}).role == TensorRole::Other);
+  CHECK(name_all(all)[0].role == TensorRole::Weight);
+  CHECK(name_all(all)[1].role == TensorRole::OptimizerState);
+  CHECK(name_all(all)[2].role == TensorRole::Other);
   // The user's rules apply to whole names.
-  CHECK(classify(all[0], nesting, {.strip_wrappers = false}).name == "app.model.x");
-  CHECK(classify(all[0], nesting, {.prefixes = {"app.model."}}).name == "x");
-  for (const KeyedName bad : {KeyedName{"app", app}, {"app.", app}, {"ap", app}, {"app.x", app}}) {
-    CHECK(find_nesting({all[0], all[1], bad}).outer.empty());
-  }
+  CHECK(name_all(all, {.strip_wrappers = false})[0].name == "app.model.x");
+  CHECK(name_all(all, {.strip_wrappers = false, .prefixes = {"app.model."}})[0].name == "x");
+  for (const KeyedName bad : {KeyedName{"app", app}, {"app.", app}, {"ap", app}, {"app.x", app}})
+    CHECK(name_all({all[0], all[1], bad})[0].name == "app.model.x");
 }
 
 TEST_CASE("if two names become equal, the error lists both") {
   const auto names = [](const std::vector<const char*>& sources) {
-    std::vector<TensorName> result;
-    for (const char* source : sources) result.push_back(classify(source, "", false, {}));
-    return result;
+    std::vector<KeyedName> keys;
+    for (const char* source : sources) keys.push_back({source, ""});
+    return name_all(keys);
   };
   check_distinct(names({"a", "b", "optimizer.state.a.exp_avg"}), "dir");
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "dir: x and model.module.x would both get the name x; choose the prefixes",
-                       check_distinct(names({"x", "model.module.x"}), "dir"));
+                       "dir: x and _orig_mod.x would both get the name x; choose one with --select",
+                       check_distinct(names({"x", "_orig_mod.x"}), "dir"));
   CHECK_THROWS_HOLDING(
       InvalidArgument,
       "optimizer_0.state.x.exp_avg and optimizer_1.state.x.exp_avg would both get the name "
       "exp_avg/x",
       check_distinct(names({"optimizer_0.state.x.exp_avg", "optimizer_1.state.x.exp_avg"}), "dir"));
-  CHECK_THROWS_HOLDING(InvalidArgument, "the name model. is empty",
-                       check_distinct(names({"model."}), "dir"));
+  CHECK_THROWS_HOLDING(InvalidArgument, "the name _orig_mod. is empty",
+                       check_distinct(names({"_orig_mod."}), "dir"));
 }
 
 TEST_CASE("patterns are a shell's, and * crosses dots") {
@@ -272,7 +220,7 @@ TEST_CASE("patterns without a match are refused all at once") {
   CHECK_NOTHROW(check_patterns({"h.*", "*"}, names, "--tensors", "x"));
   CHECK_THROWS_HOLDING(
       InvalidArgument,
-      "--tensors: wpe.*, h.1.* match no tensor of x, with names such as wte.weight",
+      "--tensors: wpe.*, h.1.* match no tensor of x, with names such as wte.weight, h.0.ln_1.bias",
       check_patterns({"wpe.*", "h.*", "h.1.*"}, names, "--tensors", "x"));
   CHECK_THROWS_HOLDING(InvalidArgument, "--tensors: a matches no tensor of x",
                        check_patterns({"a"}, {}, "--tensors", "x"));

@@ -184,6 +184,7 @@ void print_sharded(const InspectCommand& options) {
   require(!options.chunks, "{} is not a tessera checkpoint; leave --chunks out", options.path);
   io::ConsolidateOptions consolidate;
   consolidate.format = io::ExportFormat::Safetensors;
+  consolidate.names.strip_wrappers = false;
   const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);
   fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
                                 : format_plan(plan, detect_console(STDOUT_FILENO), "weights"));

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
@@ -31,7 +32,7 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string config, base;
+  std::string config, like, base;
   std::vector<std::string> strip{"auto"};
   bool buffered = false, json = false, dry_run = false;
 };
@@ -74,17 +75,15 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
 }
 
-io::NameRules name_rules(const std::vector<std::string>& strip) {
-  io::NameRules rules;
-  if (strip == std::vector<std::string>{"auto"}) return rules;
+void set_strip(io::NameRules& rules, const std::vector<std::string>& strip) {
+  if (strip == std::vector<std::string>{"auto"}) return;
   rules.strip_wrappers = false;
-  if (strip == std::vector<std::string>{"none"}) return rules;
+  if (strip == std::vector<std::string>{"none"}) return;
   for (const char* whole : {"auto", "none"})
     require(std::ranges::find(strip, whole) == strip.end(),
             "--strip {} cannot be combined with prefixes, which are removed in the given order",
             whole);
   rules.prefixes = strip;
-  return rules;
 }
 
 int run(const Options& options) {
@@ -106,8 +105,13 @@ int run(const Options& options) {
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
   consolidate.direct_io = !options.buffered;
-  consolidate.names = name_rules(options.strip);
-  if (!options.config.empty()) consolidate.config_file = options.config;
+  set_strip(consolidate.names, options.strip);
+  if (!options.config.empty()) {
+    consolidate.config_file = options.config;
+    std::error_code error;
+    if (io::fs::is_directory(options.config, error)) *consolidate.config_file /= "config.json";
+  }
+  if (!options.like.empty()) consolidate.like = options.like;
   consolidate.base = options.base;
   if (options.dry_run) {
     const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
@@ -190,16 +194,31 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--base", options->base,
                   "Model of the adapters' base, if it is not where they say");
   app->add_option("--config", options->config,
-                  "config.json of the model (any family), for shards without one; the "
-                  "tokenizer and generation_config.json in the same directory are copied if the "
-                  "shards have none");
-  app->add_option(
-         "--strip", options->strip,
-         "Prefixes to remove from names in PyTorch's shards: auto (those that wrappers add, and "
-         "leading model. and module., unless the config.json's model has model. in its names, as "
-         "Llama does), none, or a prefix such as model. (may be repeated)")
+                  "config.json of the model (any family), or a directory with it, for shards "
+                  "without one; the tokenizer and generation_config.json in the same directory are "
+                  "copied if the shards have none");
+  app->add_option("--like", options->like,
+                  "Hugging Face directory whose tensors have the names and shapes that the export "
+                  "must have, for a model that tessera does not know; its config.json is used "
+                  "without --config");
+  app->add_option("--strip", options->strip,
+                  "What to remove from names in other programs' shards: auto (parts that wrappers "
+                  "add, keys of the saved dict, and any prefix before the names of the model), "
+                  "none, or a prefix such as model. (may be repeated)")
       ->allow_extra_args(false)
       ->capture_default_str();
+  app->add_option("--rename", consolidate.names.renames,
+                  "Change names in other programs' shards, after --strip: 's/OLD/NEW/' with an "
+                  "ECMAScript expression OLD, and $1 in NEW (may be repeated)")
+      ->allow_extra_args(false);
+  app->add_option("--select", consolidate.names.select,
+                  "Take only weights whose name in the shards matches this pattern, such as "
+                  "'ema.*', and their moments (may be repeated)")
+      ->allow_extra_args(false);
+  app->add_option("--exclude", consolidate.names.exclude,
+                  "Leave out weights whose name in the shards matches this pattern, and their "
+                  "moments (may be repeated)")
+      ->allow_extra_args(false);
   app->add_option("--shards", consolidate.shards,
                   "Expected number of PyTorch's shard-*.safetensors, which do not record it")
       ->check(CLI::PositiveNumber);
@@ -212,7 +231,14 @@ Command add_consolidate(CLI::App& parent) {
                 "Print the export's sources, names and files, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  return {app, [options] {
+            try {
+              return run(*options);
+            } catch (const Error& error) {
+              if (options->json) fmt::print("{}\n", io::dump_json({{"error", error.what()}}));
+              throw;
+            }
+          }};
 }
 
 }  // namespace tessera::tools

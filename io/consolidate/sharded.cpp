@@ -1,0 +1,408 @@
+#include "io/consolidate/sharded.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+#include "io/base/convert.h"
+#include "io/base/json.h"
+#include "io/consolidate/side_files.h"
+#include "io/hf/config.h"
+#include "io/hf/model_names.h"
+
+namespace tessera::io {
+namespace {
+
+constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
+constexpr std::size_t kListed = 5;                           // names in a message, of each kind
+
+// "layers.12.attention.wq.weight"
+bool is_torchtitan_query(std::string_view name) {
+  constexpr std::string_view kBefore = "layers.", kAfter = ".attention.wq.weight";
+  if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return false;
+  name.remove_prefix(kBefore.size());
+  return name.find_first_not_of("0123456789") == name.size() - kAfter.size();
+}
+
+// Throws on names that are not of a Hugging Face model: torchtitan's, or optimizer state without
+// its usual key. Rows of torchtitan's wq and wk are in another order than those of q_proj and
+// k_proj, so that a renamed model would load and be wrong.
+void check_no_foreign_names(const std::vector<TensorName>& names, const std::string& of) {
+  const TensorName *embedding = nullptr, *query = nullptr;
+  for (const TensorName& name : names) {
+    if (name.role != TensorRole::Weight) continue;
+    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
+      require(!name.name.ends_with(kind),
+              "{}: tensor {} is optimizer state by its name, not a weight of a Hugging Face model; "
+              "leave it out with --exclude '*{}'",
+              of, name.source, kind);
+    }
+    if (name.name == "tok_embeddings.weight") embedding = &name;
+    if (query == nullptr && is_torchtitan_query(name.name)) query = &name;
+  }
+  require<Unsupported>(
+      embedding == nullptr || query == nullptr,
+      "{} has tok_embeddings.weight and {}, in torchtitan's names and row order, which Hugging "
+      "Face programs do not read; convert them with torchtitan's own script "
+      "(scripts/checkpoint_conversion/convert_to_hf.py), or write them unchanged with --format "
+      "safetensors",
+      of, query == nullptr ? "" : query->source);
+}
+
+// Reads the configuration, unless the export needs none. Empty: the names cannot be checked, or
+// the user wants them as they are.
+std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSource& source,
+                                     const ConsolidateOptions& options) {
+  const bool is_gguf = options.format == ExportFormat::GGUF;
+  const bool is_hf = options.format == ExportFormat::HF || is_gguf;
+  std::optional<ModelNames> model;
+  if (options.like) model = names_in_directory(*options.like);
+  const fs::path file =
+      options.config_file.value_or(options.like.value_or(source.config_dir()) / kConfigFile);
+  if (!options.config_file && !is_there(file)) {
+    require(!is_hf,
+            "{} is a {} without config.json, so its model is unknown; give a config.json with "
+            "--config, or write its tensors unchanged with --format safetensors",
+            options.like.value_or(source.path()).string(), source.kind());
+    return model;
+  }
+  const std::string type = read_config(result, file);
+  if (type.empty() && (is_hf || options.config_file)) throw no_model_type(file);
+  if (model && !is_gguf) return model;
+
+  std::string why = fmt::format("{} has {}, which tessera does not know", file.string(),
+                                type.empty() ? "no model_type" : "model_type \"" + type + "\"");
+  const HfFamily* const family = type.empty() ? nullptr : hf_family_of(*result.hf_config);
+  const bool as_they_are = !is_hf && !options.names.is_auto();
+  try {
+    if (family != nullptr && !as_they_are) {
+      const Json config = family->config_from_hf(*result.hf_config, file.string());
+      if (is_gguf) {
+        result.family = family;
+        result.config = std::make_shared<const Json>(config);
+      }
+      return names_of_family(*family, config, *result.hf_config, file.string());
+    }
+  } catch (const Unsupported& error) {
+    if (is_gguf) throw;
+    why = error.what();
+  } catch (const CorruptCheckpoint& error) {
+    if (is_hf || options.config_file) throw;
+    why = error.what();
+  }
+  require<Unsupported>(!is_gguf, "{}, so it cannot be written as GGUF", why);
+  if (is_hf)
+    result.warnings.push_back(unchecked_warning(why));
+  else
+    result.skipped.push_back({kConfigFile, why + ": tensors are written unchanged"});
+  return {};
+}
+
+bool any_has(const std::vector<std::string>& names, std::string_view part) {
+  return std::ranges::any_of(
+      names, [&](const std::string& name) { return name.find(part) != std::string::npos; });
+}
+
+/// Adds tensors of a source to a ConsolidateSource.
+class ShardedExport {
+ public:
+  ShardedExport(ConsolidateSource& result, const ShardedSource& source,
+                const ConsolidateOptions& options)
+      : result_(result),
+        source_(source),
+        options_(options),
+        model_(find_model(result, source, options)),
+        rules_(options.names),
+        parts_(std::make_unique<PartsSource>(source)) {
+    // Names in a directory for Hugging Face programs stay, unless a model says what they must be.
+    if (source.kind() == "Hugging Face model" && !model_ && rules_.prefixes.empty())
+      rules_.strip_wrappers = false;
+    names_ = name_all(source, rules_);
+  }
+
+  void run() {
+    const bool wants_weights = options_.what != ExportWhat::Optimizer;
+    const bool wants_optimizer = options_.what != ExportWhat::Model;
+    const std::string where = source_.path().string();
+    for (const std::string& name : source_.objects())
+      result_.skipped.push_back({name, "not a tensor"});
+    // With a model, missing weights are detected by their names and shapes.
+    if (!model_ || wants_optimizer) warn(source_.loss_warnings());
+    warn(source_.warnings());
+    if (options_.format != ExportFormat::Safetensors) check_no_foreign_names(names_, where);
+    if (!wants_weights)
+      skip_all(TensorRole::Weight, "a weight, written with --what all");
+    else if (model_)
+      add_model();
+    else
+      add_weights();
+    if (wants_optimizer)
+      add_state();
+    else
+      skip_all(TensorRole::OptimizerState, "optimizer state, written with --what all");
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      if (names_[i].role == TensorRole::Other) skip(i, names_[i].why);
+    require<Unsupported>(refused_.empty(), "{} has tensors that tessera does not read:{}", where,
+                         refused_);
+    require(!wants_optimizer || !result_.optimizer.empty(),
+            "{} is a {} and holds no optimizer state", where, result_.kind);
+    require(!wants_weights || !result_.weights.empty(), "{} is a {} and holds no weights", where,
+            result_.kind);
+    result_.sources.push_back(std::move(parts_));
+  }
+
+ private:
+  struct Entry {
+    TensorInfo info;
+    std::string opaque, refused;  // dtypes that are copied unchanged, or not at all
+  };
+  Entry entry(std::size_t i) const {
+    const std::vector<TensorInfo>& infos = source_.tensors();
+    if (i < infos.size()) return {infos[i], "", ""};
+    const ShardedSource::Unreadable& other = source_.unreadable()[i - infos.size()];
+    return {{other.name, other.shape, other.carrier.value_or(DType::U8)},
+            other.safetensors_dtype,
+            other.carrier ? "" : other.dtype};
+  }
+
+  void warn(const std::vector<std::string>& warnings) {
+    result_.warnings.insert(result_.warnings.begin(), warnings.begin(), warnings.end());
+  }
+
+  void skip(std::size_t i, const std::string& why) {
+    const std::size_t readable = source_.tensors().size();
+    result_.skipped.push_back(
+        {names_[i].source,
+         i < readable ? why
+                      : fmt::format("{} ({})", why, source_.unreadable()[i - readable].dtype)});
+  }
+
+  void skip_all(TensorRole role, const char* why) {
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      if (names_[i].role == role) skip(i, why);
+  }
+
+  // @param name  in the output
+  // @param part  the part of the tensor to export; null: all
+  void add(std::size_t i, const std::string& name, const ModelTensor* part = nullptr,
+           const NameLayout& layout = {}) {
+    Entry entry = this->entry(i);
+    const bool is_state = names_[i].role == TensorRole::OptimizerState;
+    if (!entry.refused.empty()) {
+      if (is_chosen(options_.tensors, is_state ? name.substr(name.find('/') + 1) : name))
+        refused_ += fmt::format("\n  {} {}", entry.info.name, entry.refused);
+      else
+        skip(i, "not selected");
+      return;
+    }
+    TensorPlace place{&source_, entry.info};
+    if (part != nullptr) place = place_of(*part, entry.info, layout, source_, *parts_);
+    const DType stored = entry.info.dtype;
+    // Converts floating-point weights only, because integers and booleans are indices and masks.
+    const bool converts = !is_state && options_.dtype && is_floating(stored);
+    (is_state ? result_.optimizer : result_.weights)
+        .push_back({name, place.info.shape, stored, converts ? *options_.dtype : stored,
+                    place.source, place.info.name, entry.opaque});
+  }
+
+  void add_weights() {
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      if (names_[i].role == TensorRole::Weight) add(i, names_[i].name);
+  }
+
+  void add_model() {
+    const ModelMatch match = match_model(*model_, source_, names_, rules_.is_auto());
+    check_one_model(match.layout);
+    check_match(match);
+    for (std::size_t t = 0; t < model_->tensors.size(); ++t)
+      add(*match.found[t], model_->tensors[t].name, &model_->tensors[t], match.layout);
+    for (const std::size_t i : match.extra)
+      add(i, names_[i].name.substr(match.layout.prefix.size()));
+    for (const auto& [i, why] : match.ignored) skip(i, why);
+  }
+
+  // Pattern of the names at the source of weights that have a prefix.
+  std::string pattern_of(const std::string& prefix) const {
+    std::optional<std::string> common;
+    for (const TensorName& name : names_) {
+      if (name.role != TensorRole::Weight || !name.name.starts_with(prefix)) continue;
+      if (!common) common = name.source;
+      common->erase(
+          std::mismatch(common->begin(), common->end(), name.source.begin(), name.source.end())
+              .first,
+          common->end());
+    }
+    return fmt::format("'{}*'", common->substr(0, common->rfind('.') + 1));
+  }
+
+  void check_one_model(const NameLayout& layout) const {
+    if (layout.others.empty()) return;
+    std::vector<std::string> choices;
+    if (!layout.prefix.empty()) choices.push_back("--select " + pattern_of(layout.prefix));
+    for (const std::string& prefix : layout.others)
+      choices.push_back((layout.prefix.empty() ? "--exclude " : "--select ") + pattern_of(prefix));
+    throw InvalidArgument("{} holds {} models, each with all {} tensors of {}; choose one by {}",
+                          source_.path().string(), layout.others.size() + 1, layout.found,
+                          model_->of, fmt::join(choices, layout.prefix.empty() ? " " : " or "));
+  }
+
+  void check_match(const ModelMatch& match) const {
+    const auto& [usable, missing, unexpected, shapes, dtypes] = match.comparison;
+    if (match.comparison.allowed(LoadPolicy::Exact)) return;
+    std::string advice;
+    const auto advise = [&](bool applies, const std::string& text) {
+      if (applies) advice += "\n  " + text;
+    };
+    advise(match.layout.found == 0,
+           "No name is one of the model: change names with --rename 's/OLD/NEW/', or give the "
+           "config.json of another model with --config.");
+    advise(!rules_.is_auto(),
+           "Names were compared as --strip left them; without it, the prefix is found.");
+    const bool has_lora = any_has(unexpected, ".lora_A.");
+    advise(has_lora,
+           "These are weights with LoRA adapters: merge them in the program that trained them.");
+    const bool has_head = missing.empty() && any_has(unexpected, "lm_head.weight");
+    advise(has_head,
+           "lm_head.weight differs from the embedding to which the configuration ties it: correct "
+           "\"tie_word_embeddings\" if it was trained by itself, else leave it out with --exclude "
+           "'*lm_head.weight'.");
+    advise(any_has(missing, "lm_head.weight"),
+           "The configuration has a head of its own: if it is tied to the embedding, set "
+           "\"tie_word_embeddings\" to true.");
+    const bool has_others = !unexpected.empty() && !has_lora && !has_head;
+    advise(has_others && missing.empty(),
+           "Tensors that are not of the model are left out with --exclude PATTERN.");
+    advise(has_others && !missing.empty() && match.layout.found > 0,
+           "If these are the same tensors, change their names with --rename 's/OLD/NEW/'.");
+    advise(!shapes.empty(), "Is the config.json that of another size of the model?");
+    advise(options_.format == ExportFormat::Safetensors,
+           "--strip none writes the tensors as they are.");
+    throw InvalidArgument(
+        "the tensors of {}{} are not those of {}:{}{}", source_.path().string(),
+        match.layout.prefix.empty() ? "" : fmt::format(" in {}", match.layout.prefix), model_->of,
+        match.comparison.str(kListed), advice);
+  }
+
+  // The names that optimizer state may have, if no model is known: those of the weights.
+  ModelNames names_of_weights() const {
+    ModelNames model;
+    std::optional<std::string> first;  // part of all names
+    for (const TensorName& name : names_) {
+      if (name.role != TensorRole::Weight) continue;
+      model.tensors.push_back({name.name, {}, name.name, {}});
+      const std::string part = name.name.substr(0, name.name.find('.') + 1);
+      if (!first) first = part;
+      if (*first != part) first = "";
+    }
+    model.base = first.value_or("");
+    return model;
+  }
+
+  // Optimizer state gets the names of its weights.
+  void add_state() {
+    const ModelNames model = model_ ? *model_ : names_of_weights();
+    std::set<std::string> inner;
+    for (const TensorName& name : names_)
+      if (!name.kind.empty()) inner.insert(name.name);
+    const NameLayout layout = find_layout(model, {inner.begin(), inner.end()}, rules_.is_auto());
+    std::map<std::string, std::vector<const ModelTensor*>> by_name;
+    for (const ModelTensor& tensor : model.tensors)
+      by_name[layout.prefix + layout.name_of(model, tensor)].push_back(&tensor);
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const TensorName& name = names_[i];
+      if (name.role != TensorRole::OptimizerState) continue;
+      if (name.kind.empty() || layout.found == 0) {
+        add(i, name.str());
+        continue;
+      }
+      const auto found = by_name.find(name.name);
+      if (found == by_name.end()) {
+        skip(i, "state of a tensor that is not exported");
+        continue;
+      }
+      for (const ModelTensor* const tensor : found->second) {
+        const bool is_part = layout.is_held && tensor->expert >= 0;
+        if (is_part && entry(i).info.shape != tensor->held_shape) {  // such as "step"
+          add(i, name.kind + "/" + tensor->held);
+          break;
+        }
+        add(i, name.kind + "/" + tensor->name, is_part ? tensor : nullptr, layout);
+      }
+    }
+  }
+
+  ConsolidateSource& result_;
+  const ShardedSource& source_;
+  const ConsolidateOptions& options_;
+  const std::optional<ModelNames> model_;
+  NameRules rules_;
+  std::vector<TensorName> names_;  // of tensors(), then of unreadable()
+  std::unique_ptr<PartsSource> parts_;
+  std::string refused_;
+};
+
+// @param prefix  path of the object in config.json: "", "text_config."
+void check_scales_in(const ConsolidateSource& source, const Json& object,
+                     const std::string& prefix) {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    const auto quantization = object.find(key);
+    if (quantization == object.end() || quantization->is_null()) continue;
+    for (const ExportTensor& tensor : source.weights) {
+      require(
+          tensor.stored == tensor.written,
+          "{} has a \"{}\", so {} may be scales of quantized weights, which --dtype would convert; "
+          "omit --dtype, or, if the weights are not quantized, give a config.json without that key "
+          "with --config",
+          source.hf_config_file.string(), prefix + key, tensor.source_name);
+    }
+  }
+}
+
+}  // namespace
+
+void check_scales(const ConsolidateSource& source) {
+  check_scales_in(source, *source.hf_config, "");
+  for (const auto& [key, value] : source.hf_config->items())
+    if (value.is_object()) check_scales_in(source, value, key + ".");
+}
+
+std::string unchecked_warning(const std::string& why) {
+  return fmt::format(
+      "{}, so names, shapes and number of the tensors are not checked; --dry-run shows the names, "
+      "and --like DIR compares them with those of another Hugging Face directory",
+      why);
+}
+
+std::string read_config(ConsolidateSource& result, const fs::path& file) {
+  Json config = parse_hf_config(read_file(file, kMaxConfig), file.string());
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  if (type == config.end() || !type->is_string()) return "";
+  std::string text = type->get<std::string>();
+  result.hf_config_file = file;
+  result.hf_config = std::make_shared<const Json>(std::move(config));
+  return text;
+}
+
+CorruptCheckpoint no_model_type(const fs::path& file) {
+  return CorruptCheckpoint(
+      "{} is not an object with a \"model_type\", which a Hugging Face model needs; give another "
+      "one with --config, or write the tensors alone with --format safetensors",
+      file.string());
+}
+
+void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> source,
+                 const ConsolidateOptions& options) {
+  result.kind = source->kind();
+  ShardedExport(result, *source, options).run();
+  result.sources.push_back(std::move(source));
+  if (options.format == ExportFormat::HF) check_scales(result);
+}
+
+}  // namespace tessera::io
