@@ -152,7 +152,7 @@ class ShardedExport {
     require<Unsupported>(refused_.empty(), "{} has tensors that tessera does not read:{}", where,
                          refused_);
     require(!wants_optimizer || !result_.optimizer.empty(),
-            "{} is a {} and holds no optimizer state", where, result_.kind);
+            "{} is a {} and holds no optimizer state under names of weights", where, result_.kind);
     require(!wants_weights || !result_.weights.empty(), "{} is a {} and holds no weights", where,
             result_.kind);
     result_.sources.push_back(std::move(parts_));

@@ -113,7 +113,7 @@ TEST_CASE("a DeepSpeed run is consolidated under the names of a model, with mome
   }
   CHECK(weights.find("lm_head.weight") == nullptr);  // tied
   const SafetensorsReader optimizer(out.path() / "moments/optimizer.safetensors");
-  const SafetensorsEntry* const moment = optimizer.find("exp_avg_sq/h.0.ln_1.weight");
+  const SafetensorsEntry* const moment = optimizer.find("exp_avg_sq/transformer.h.0.ln_1.weight");
   REQUIRE(moment != nullptr);
   CHECK(bytes_in(optimizer, *moment) ==
         bytes_in(expected, *expected.find("exp_avg_sq/transformer.h.0.ln_1.weight")));
