@@ -58,8 +58,7 @@ std::shared_ptr<const TensorRecord> GgufSource::record(const std::string& name) 
 
 Json gguf_config(const GgufSource& source) {
   const std::string where = source.path().string();
-  const Json keys(source.header().keys);
-  const JsonReader root(keys, where + ": GGUF keys");
+  const JsonReader root(source.header().keys, where + ": GGUF keys");
   const std::string arch = root.at("general.architecture").string();
   require<Unsupported>(arch == "llama" || arch == "qwen2" || arch == "qwen3",
                        "{} has the architecture {}, whose config.json does not follow from GGUF; "

@@ -145,7 +145,7 @@ TEST_CASE("a Llama's rows of queries and keys are those of the gguf package") {
                     entry.name);
     }
     CHECK(equal == (encoding == Encoding::Plain ? 3 : 6));  // norms, and matrices in q8_0
-    const Json keys(read_gguf_header(File::open(ours)).keys);
+    const Json keys = read_gguf_header(File::open(ours)).keys;
     CHECK(keys["llama.rope.dimension_count"] == 8);
     CHECK(keys["llama.attention.head_count_kv"] == 2);
     CHECK(keys["general.file_type"] == (encoding == Encoding::Plain ? 0 : 7));
