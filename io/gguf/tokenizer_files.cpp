@@ -39,6 +39,8 @@ struct Keys {
 };
 
 constexpr std::string_view kSpaceSign = "\xe2\x96\x81";
+constexpr const char* kHelp =
+    "; with --config, the tokenizer's files beside that config.json are copied instead";
 constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 20;
 
 struct TokenList {
@@ -54,8 +56,8 @@ struct TokenList {
     for (const GgufEntry& entry : keys.header.tensors)
       require<CorruptCheckpoint>(entry.name != "token_embd.weight" || entry.shape.size() != 2 ||
                                      count <= static_cast<std::uint64_t>(entry.shape[0]),
-                                 "{}: {} has {} tokens, but {} has {} rows", path, kTokens, count,
-                                 entry.name, entry.shape.size() == 0 ? 0 : entry.shape[0]);
+                                 "{}: {} has {} tokens, but {} has {} rows{}", path, kTokens, count,
+                                 entry.name, entry.shape.size() == 0 ? 0 : entry.shape[0], kHelp);
     if (count > kMaxTokens) throw Unknown(fmt::format("it has over {} tokens", kMaxTokens));
     texts.reserve(count);
     visit_gguf_strings(keys.file, keys.header, kTokens,
@@ -73,8 +75,8 @@ struct TokenList {
     for (std::size_t i = 0; i < count; ++i) {
       if (is(i, GgufToken::Unused)) continue;
       const auto [found, added] = ids.emplace(texts[i], i);
-      require<CorruptCheckpoint>(added, "{}: {}: tokens {} and {} are the same", path, kTokens,
-                                 found->second, i);
+      require<CorruptCheckpoint>(added, "{}: {}: tokens {} and {} are the same{}", path, kTokens,
+                                 found->second, i, kHelp);
     }
     if (spaces) restore_spaces();
   }
