@@ -217,9 +217,8 @@ void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
   auto owned = std::make_unique<GgufSource>(result.path);
   const GgufSource& source = *owned;
   auto offsets = std::make_unique<OffsetSource>(owned.get());
-  const Json keys(source.header().keys);
   const std::string& arch =
-      JsonReader(keys, where + ": GGUF keys").at("general.architecture").string();
+      JsonReader(source.header().keys, where + ": GGUF keys").at("general.architecture").string();
   const GgufFamily* const family = find_gguf_arch(arch);
   require<Unsupported>(family != nullptr, "{} has the architecture {}, which tessera does not know",
                        where, arch);
@@ -255,7 +254,8 @@ void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
   }
   match_tensors(expected, found, where);
   if (result.hf_config_file.empty())
-    result.tokenizer_files = gguf_tokenizer(source.header(), where, result.warnings);
+    result.tokenizer_files =
+        gguf_tokenizer(File::open(result.path), source.header(), result.warnings);
   result.sources.push_back(std::move(owned));
   result.sources.push_back(std::move(offsets));
 }

@@ -1,6 +1,7 @@
 #include "io/gguf/format.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/base/error.h"
 
@@ -45,8 +46,6 @@ constexpr GgufElements kElements[] = {
 };
 
 }  // namespace
-
-std::span<const GgufElements> gguf_elements() { return kElements; }
 
 const GgufElements* find_gguf_elements(std::uint32_t id) {
   const auto* const found = std::ranges::find(kElements, id, &GgufElements::id);

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string_view>
 
 #include "core/base/dtype.h"
@@ -48,8 +47,6 @@ struct GgufElements {
   Encoding encoding = Encoding::Plain;
 };
 
-/// All types of elements.
-std::span<const GgufElements> gguf_elements();
 /// Null for an unknown type.
 const GgufElements* find_gguf_elements(std::uint32_t id);
 /// @throws InternalError for a dtype that GGUF lacks

@@ -17,16 +17,18 @@ constexpr std::uint64_t kLeastKey = 8 + 4 + 1, kLeastTensor = 8 + 4 + 4 + 8;
 constexpr std::size_t kMaxKey = 65535;
 constexpr std::int64_t kMaxAlignment = std::int64_t{1} << 20;
 
-/// Reads values from the begin of a file, in pieces.
+/// Reads values of the header of a file, in pieces.
 class Input {
  public:
-  explicit Input(const File& file) : file_(file), size_(file.size()) {}
+  explicit Input(const File& file, std::int64_t begin = 0)
+      : file_(file), size_(file.size()), begin_(begin) {}
 
   std::int64_t position() const { return begin_ + static_cast<std::int64_t>(at_); }
   std::int64_t file_size() const { return size_; }
   /// Bytes that may follow in the header.
   std::uint64_t left() const {
-    return static_cast<std::uint64_t>(std::min(size_, kMaxGgufHeader) - position());
+    return static_cast<std::uint64_t>(
+        std::max(std::min(size_, kMaxGgufHeader) - position(), std::int64_t{0}));
   }
   std::string path() const { return file_.path().string(); }
 
@@ -36,12 +38,27 @@ class Input {
     std::memcpy(&value, take(sizeof(T), what), sizeof(T));
     return value;
   }
-  std::string text(std::size_t most, const std::string& what) {
+  std::size_t text_size(std::size_t most, const std::string& what) {
     const auto length = number<std::uint64_t>(what);
     require<CorruptCheckpoint>(length <= std::min<std::uint64_t>(most, left()),
                                "{}: {}: a string of {} bytes, but at most {} can follow", path(),
                                what, length, std::min<std::uint64_t>(most, left()));
+    return length;
+  }
+  /// @return valid until the next read
+  std::string_view text(std::size_t most, const std::string& what) {
+    const std::size_t length = text_size(most, what);
     return {take(length, what), length};
+  }
+  /// @param bytes  at most left()
+  void skip(std::size_t bytes) {
+    if (bytes <= buffer_.size() - at_) {
+      at_ += bytes;
+      return;
+    }
+    begin_ = position() + static_cast<std::int64_t>(bytes);
+    buffer_.clear();
+    at_ = 0;
   }
 
  private:
@@ -65,7 +82,7 @@ class Input {
   const File& file_;
   const std::int64_t size_;
   std::vector<char> buffer_;
-  std::int64_t begin_ = 0;  // of the buffer in the file
+  std::int64_t begin_;  // of the buffer in the file
   std::size_t at_ = 0;
 };
 
@@ -100,7 +117,7 @@ Json scalar(Input& input, GgufType type, const std::string& what) {
       return value == 1;
     }
     case GgufType::String:
-      return input.text(kMaxGgufHeader, what);
+      return std::string(input.text(kMaxGgufHeader, what));
     case GgufType::U64:
       return input.number<std::uint64_t>(what);
     case GgufType::I64:
@@ -110,26 +127,39 @@ Json scalar(Input& input, GgufType type, const std::string& what) {
     case GgufType::Array:
       break;
   }
-  throw CorruptCheckpoint("{}: {} is an array in an array, which is not accepted", input.path(),
-                          what);
+  throw InternalError("{}: {} is an array", input.path(), what);
 }
 
-Json read_value(Input& input, const std::string& what) {
+// Skips the values of an array.
+GgufArray read_array(Input& input, const std::string& what) {
   const auto type = input.number<std::uint32_t>(what);
-  value_size(input, type, what);
-  if (static_cast<GgufType>(type) != GgufType::Array)
-    return scalar(input, static_cast<GgufType>(type), what);
-  const auto inner = input.number<std::uint32_t>(what);
-  const std::size_t size = value_size(input, inner, what);
-  const auto count = input.number<std::uint64_t>(what);
+  const std::size_t size = value_size(input, type, what);
+  GgufArray array{static_cast<GgufType>(type)};
+  require<CorruptCheckpoint>(array.type != GgufType::Array,
+                             "{}: {} is an array in an array, which is not accepted", input.path(),
+                             what);
+  array.count = input.number<std::uint64_t>(what);
+  array.begin = input.position();
   const std::uint64_t most = input.left() / (size == 0 ? 8 : size);
-  require<CorruptCheckpoint>(count <= most, "{}: {} has {} values, but at most {} can follow",
-                             input.path(), what, count, most);
-  Json values = Json::array();
-  values.get_ref<Json::array_t&>().reserve(count);
-  for (std::uint64_t i = 0; i < count; ++i)
-    values.push_back(scalar(input, static_cast<GgufType>(inner), what));
-  return values;
+  require<CorruptCheckpoint>(array.count <= most, "{}: {} has {} values, but at most {} can follow",
+                             input.path(), what, array.count, most);
+  input.skip(size * array.count);
+  if (array.type == GgufType::String)
+    for (std::uint64_t i = 0; i < array.count; ++i)
+      input.skip(input.text_size(kMaxGgufHeader, what));
+  return array;
+}
+
+void read_key(Input& input, GgufHeader& header, const std::string& key) {
+  const auto type = input.number<std::uint32_t>(key);
+  value_size(input, type, key);
+  const bool is_array = static_cast<GgufType>(type) == GgufType::Array;
+  if (is_array) header.arrays[key] = read_array(input, key);
+  require<CorruptCheckpoint>(
+      header.keys
+          .emplace(key, is_array ? Json::array() : scalar(input, static_cast<GgufType>(type), key))
+          .second,
+      "{}: the key {} is there twice", input.path(), key);
 }
 
 void check_name(const Input& input, const std::string& name, const char* what) {
@@ -175,6 +205,13 @@ GgufEntry read_tensor(Input& input) {
   return entry;
 }
 
+const GgufArray& find_array(const File& file, const GgufHeader& header, const std::string& key) {
+  const auto found = header.arrays.find(key);
+  require<CorruptCheckpoint>(found != header.arrays.end(), "{} has no array {}",
+                             file.path().string(), key);
+  return found->second;
+}
+
 }  // namespace
 
 bool is_gguf(const fs::path& path) {
@@ -206,26 +243,28 @@ GgufHeader read_gguf_header(const File& file) {
       count <= input.left() / kLeastKey && tensors <= input.left() / kLeastTensor,
       "{}: {} keys and {} tensors do not fit into its {} bytes", path, count, tensors,
       input.file_size());
+  require<Unsupported>(count <= kMaxGgufEntries && tensors <= kMaxGgufEntries,
+                       "{} has {} keys and {} tensors; at most {} of each are read", path, count,
+                       tensors, kMaxGgufEntries);
 
   GgufHeader header;
   for (std::uint64_t i = 0; i < count; ++i) {
-    const std::string key = input.text(kMaxKey, "a key");
+    const std::string key(input.text(kMaxKey, "a key"));
     check_name(input, key, "key");
-    require<CorruptCheckpoint>(header.keys.emplace(key, read_value(input, key)).second,
-                               "{}: the key {} is there twice", path, key);
+    read_key(input, header, key);
   }
   std::int64_t alignment = kGgufAlignment;
   if (const auto found = header.keys.find("general.alignment"); found != header.keys.end()) {
-    const JsonReader value(found->second, path + ": general.alignment");
+    const JsonReader value(*found, path + ": general.alignment");
     alignment = value.integer(1, kMaxAlignment);
     require<CorruptCheckpoint>((alignment & (alignment - 1)) == 0 && alignment >= 8,
                                "{}: general.alignment is {}, not a power of two from 8 on", path,
                                alignment);
   }
   if (const auto split = header.keys.find("split.count"); split != header.keys.end())
-    require<Unsupported>(split->second == 1 || split->second == 0,
+    require<Unsupported>(*split == 1 || *split == 0,
                          "{} is one of {} parts of a model; join them by llama-gguf-split --merge",
-                         path, split->second.dump());
+                         path, split->dump());
 
   std::unordered_set<std::string> names;
   for (std::uint64_t i = 0; i < tensors; ++i) {
@@ -256,6 +295,28 @@ GgufHeader read_gguf_header(const File& file) {
                                entry.name, entry.begin, before.name, before.end);
   }
   return header;
+}
+
+void visit_gguf_strings(const File& file, const GgufHeader& header, const std::string& key,
+                        const std::function<void(std::string_view)>& visit) {
+  const GgufArray& array = find_array(file, header, key);
+  Input input(file, array.begin);
+  require<CorruptCheckpoint>(array.type == GgufType::String, "{}: {} is no array of strings",
+                             input.path(), key);
+  for (std::uint64_t i = 0; i < array.count; ++i) visit(input.text(kMaxGgufHeader, key));
+}
+
+std::vector<double> read_gguf_numbers(const File& file, const GgufHeader& header,
+                                      const std::string& key, std::uint64_t count) {
+  const GgufArray& array = find_array(file, header, key);
+  Input input(file, array.begin);
+  require<CorruptCheckpoint>(array.type != GgufType::String && array.type != GgufType::Bool,
+                             "{}: {} is no array of numbers", input.path(), key);
+  require<CorruptCheckpoint>(array.count == count, "{}: {} has {} values, not {}", input.path(),
+                             key, array.count, count);
+  std::vector<double> values(count);
+  for (double& value : values) value = scalar(input, array.type, key).get<double>();
+  return values;
 }
 
 }  // namespace tessera::io

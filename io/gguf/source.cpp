@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -57,8 +58,7 @@ std::shared_ptr<const TensorRecord> GgufSource::record(const std::string& name) 
 
 Json gguf_config(const GgufSource& source) {
   const std::string where = source.path().string();
-  const Json keys(source.header().keys);
-  const JsonReader root(keys, where + ": GGUF keys");
+  const JsonReader root(source.header().keys, where + ": GGUF keys");
   const std::string arch = root.at("general.architecture").string();
   require<Unsupported>(arch == "llama" || arch == "qwen2" || arch == "qwen3",
                        "{} has the architecture {}, whose config.json does not follow from GGUF; "
@@ -86,13 +86,21 @@ Json gguf_config(const GgufSource& source) {
       has("attention.key_length") ? integer("attention.key_length") : width / heads;
   Json rope{{"rope_type", "default"},
             {"rope_theta", has("rope.freq_base") ? number("rope.freq_base") : 10'000.0}};
-  if (has("rope.scaling.type")) {
-    const std::string& type = root.at(fmt::format("{}.rope.scaling.type", arch)).string();
-    if (type != "none" && type != "linear") refuse("rotary scaling " + type);
-    if (type == "linear" && has("rope.scaling.factor") && number("rope.scaling.factor") != 1) {
-      rope["rope_type"] = type;
-      rope["factor"] = number("rope.scaling.factor");
-    }
+  // Without a type, scaling is linear; rope.scale_linear is the older key; 0 is no scaling.
+  // Source: llama.cpp, src/llama-model.cpp.
+  const std::string type = has("rope.scaling.type")
+                               ? root.at(fmt::format("{}.rope.scaling.type", arch)).string()
+                               : "linear";
+  if (type != "none" && type != "linear") refuse("rotary scaling " + type);
+  const char* const factor_key =
+      has("rope.scaling.factor") ? "rope.scaling.factor" : "rope.scale_linear";
+  const double factor = type == "linear" && has(factor_key) ? number(factor_key) : 0;
+  require<CorruptCheckpoint>(factor >= 0 && std::isfinite(factor),
+                             "{}: {}.{} is {}, not a positive number", where, arch, factor_key,
+                             factor);
+  if (factor != 0 && factor != 1) {
+    rope["rope_type"] = type;
+    rope["factor"] = factor;
   }
   if (has("rope.dimension_count") && integer("rope.dimension_count") != head_dim)
     refuse("rotary positions on a part of each head");

@@ -37,8 +37,8 @@ Json gguf_config(const GgufSource& source);
 
 /// tokenizer.json, tokenizer_config.json and chat_template.jinja from the keys of a GGUF file.
 /// @param warnings  receives the reason why there are none
-/// @throws CorruptCheckpoint
-std::map<std::string, std::string> gguf_tokenizer(const GgufHeader& header, const std::string& path,
+/// @throws CorruptCheckpoint on malformed keys, duplicate tokens, and more tokens than embeddings
+std::map<std::string, std::string> gguf_tokenizer(const File& file, const GgufHeader& header,
                                                   std::vector<std::string>& warnings);
 
 }  // namespace tessera::io

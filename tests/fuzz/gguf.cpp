@@ -10,7 +10,8 @@ TESSERA_FUZZ_TARGET(gguf, "gguf") {
   static const fuzz::InputFile file;
   const std::string path = file.write(data, size);
   fuzz::try_parse([&] {
-    const io::GgufHeader header = io::read_gguf_header(io::File::open(path));
+    const io::File opened = io::File::open(path);
+    const io::GgufHeader header = io::read_gguf_header(opened);
     std::int64_t at = 0;
     for (const io::GgufEntry& entry : header.tensors) {
       fuzz::expect(entry.begin >= at && entry.end >= entry.begin &&
@@ -19,7 +20,7 @@ TESSERA_FUZZ_TARGET(gguf, "gguf") {
     }
     fuzz::try_parse([&] {
       std::vector<std::string> warnings;
-      io::gguf_tokenizer(header, "x.gguf", warnings);
+      io::gguf_tokenizer(opened, header, warnings);
     });
     const io::GgufSource source(path);
     for (const io::TensorInfo& tensor : source.tensors()) source.record(tensor.name);

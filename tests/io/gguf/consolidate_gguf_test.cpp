@@ -10,6 +10,7 @@
 #include "io/base/convert.h"
 #include "io/consolidate/consolidate.h"
 #include "io/gguf/header.h"
+#include "io/gguf/writer.h"
 #include "io/hf/model_source.h"
 #include "io/pump/chunk_sums.h"
 #include "io/pump/layout.h"
@@ -58,6 +59,17 @@ ConsolidateOptions gguf_options(std::optional<DType> dtype = {},
   options.dtype = dtype;
   options.encoding = encoding;
   return options;
+}
+
+/// The fixture llama.gguf with further keys. Data stays a multiple of 32 bytes.
+std::string llama_with(GgufKeys keys) {
+  keys.add("pad", std::string(31 - (keys.bytes().size() + 22) % 32, ' '));
+  std::string text = read_text(kFixtures / "llama.gguf");
+  std::uint64_t count = 0;
+  std::memcpy(&count, text.data() + 16, sizeof(count));
+  count += keys.count();
+  std::memcpy(text.data() + 16, &count, sizeof(count));
+  return text.insert(24, keys.bytes());
 }
 
 struct Gpt2 {
@@ -133,7 +145,7 @@ TEST_CASE("a Llama's rows of queries and keys are those of the gguf package") {
                     entry.name);
     }
     CHECK(equal == (encoding == Encoding::Plain ? 3 : 6));  // norms, and matrices in q8_0
-    const Json keys(read_gguf_header(File::open(ours)).keys);
+    const Json keys = read_gguf_header(File::open(ours)).keys;
     CHECK(keys["llama.rope.dimension_count"] == 8);
     CHECK(keys["llama.attention.head_count_kv"] == 2);
     CHECK(keys["general.file_type"] == (encoding == Encoding::Plain ? 0 : 7));
@@ -167,6 +179,36 @@ TEST_CASE("a GGUF file of q8_0, f16, bf16 and f32 becomes a Hugging Face model")
   CHECK(tokenizer["model"]["vocab"]["ab"] == 7);
   CHECK(tokenizer["added_tokens"].size() == 3);
   CHECK(read_text(dir.path() / "hf/chat_template.jinja") == "{{ messages[0]['content'] }}");
+}
+
+TEST_CASE("positions scaled by a factor alone, or by the older key, are linear") {
+  const TempDir dir;
+  int runs = 0;
+  const auto rope_of = [&](const GgufKeys& keys) {
+    const fs::path file = dir.path() / "x.gguf", out = dir.path() / std::to_string(runs++);
+    std::ofstream(file, std::ios::binary) << llama_with(keys);
+    consolidate(file, out);
+    const Json config = Json::parse(read_text(out / "config.json"));
+    const Json& scaling = config["rope_scaling"];
+    if (scaling.is_null()) return 0.0;
+    CHECK(scaling["rope_type"] == "linear");
+    return scaling["factor"].get<double>();
+  };
+  GgufKeys factor, older, both, zero, none, negative;
+  factor.add("llama.rope.scaling.factor", 4.0F);
+  CHECK(rope_of(factor) == 4);
+  older.add("llama.rope.scale_linear", 2.5F);
+  CHECK(rope_of(older) == 2.5);
+  both.append(factor);
+  both.append(older);
+  CHECK(rope_of(both) == 4);
+  zero.add("llama.rope.scale_linear", 0.0F);
+  CHECK(rope_of(zero) == 0);
+  none.append(factor);
+  none.add("llama.rope.scaling.type", "none");
+  CHECK(rope_of(none) == 0);
+  negative.add("llama.rope.scaling.factor", -1.0F);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "llama.rope.scaling.factor is -1", rope_of(negative));
 }
 
 TEST_CASE("GGUF refuses what it has no place for, by name") {

@@ -1,6 +1,7 @@
 #include "io/gguf/header.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <fstream>
@@ -76,10 +77,22 @@ TEST_CASE("a GGUF file that was laid out reads back") {
   CHECK(header.keys.at("llama.block_count") == 7);
   CHECK(header.keys.at("llama.rope.freq_base") == 0.5);
   CHECK(header.keys.at("flag") == true);
-  CHECK(header.keys.at("texts") == Json{"a", "", "caf\xc3\xa9"});
-  CHECK(header.keys.at("numbers") == Json{1.0, 2.5});
-  CHECK(header.keys.at("ids") == Json{-1, 3});
-  CHECK(header.keys.at("flags") == Json{true, false});
+  CHECK(header.keys.at("texts") == Json::array());
+  const File file = File::open(written.dir.path() / "x.gguf");
+  std::vector<std::string> texts;
+  visit_gguf_strings(file, header, "texts",
+                     [&](std::string_view text) { texts.emplace_back(text); });
+  CHECK(texts == std::vector<std::string>{"a", "", "caf\xc3\xa9"});
+  CHECK(read_gguf_numbers(file, header, "numbers", 2) == std::vector<double>{1.0, 2.5});
+  CHECK(read_gguf_numbers(file, header, "ids", 2) == std::vector<double>{-1, 3});
+  const auto visit = [&](const char* key) { visit_gguf_strings(file, header, key, {}); };
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "has no array flag", visit("flag"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "ids is no array of strings", visit("ids"));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "ids has 2 values, not 3",
+                       read_gguf_numbers(file, header, "ids", 3));
+  for (const char* key : {"texts", "flags"})
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "is no array of numbers",
+                         read_gguf_numbers(file, header, key, 2));
   REQUIRE(header.tensors.size() == 3);
   CHECK(header.tensors[0].shape == Shape{3, 64});
   CHECK(header.tensors[0].end - header.tensors[0].begin == 6 * 34);
@@ -97,7 +110,7 @@ TEST_CASE("a file of the gguf package reads") {
   const GgufHeader header =
       read_gguf_header(File::open(source_path("tests/io/gguf/fixtures/llama.gguf")));
   CHECK(header.keys.at("llama.attention.head_count_kv") == 2);
-  CHECK(header.keys.at("tokenizer.ggml.tokens").size() == 32);
+  CHECK(header.arrays.at("tokenizer.ggml.tokens").count == 32);
   CHECK(header.tensors.size() == 12);
 }
 
@@ -165,6 +178,36 @@ TEST_CASE("each malformed GGUF file has its own error") {
                        w.read_tensors({tensor_of("a", {16}, 0, 0), tensor_of("b", {1}, 0, 32)}));
   CHECK(w.read_tensors({tensor_of("t", {4}, 0, 64)}, u32_key("general.alignment", 64), 1)
             .tensors.size() == 1);
+}
+
+TEST_CASE("a large header takes little memory") {
+  const TempDir dir;
+  const fs::path path = dir.path() / "x.gguf";
+  const auto read = [&](const std::string& content, std::uintmax_t size) {
+    std::ofstream(path, std::ios::binary) << content;
+    fs::resize_file(path, size);
+    return read_gguf_header(File::open(path));
+  };
+  const auto peak = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;  // KiB
+  };
+  const auto array_of = [](GgufType type, std::uint64_t count) {
+    return begin_of(0, 1) + text_of_file("k") + bytes_of(GgufType::Array) + bytes_of(type) +
+           bytes_of(count);
+  };
+  const auto before = peak();
+  const std::uint64_t bytes = 60 << 20;
+  CHECK(read(array_of(GgufType::I8, bytes), bytes + 64).arrays.at("k").count == bytes);
+  CHECK(read(array_of(GgufType::String, bytes / 8), bytes + 64).arrays.at("k").count == bytes / 8);
+  CHECK(peak() - before < 32 << 10);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "k has 268000000 values, but at most",
+                       read(array_of(GgufType::I8, 268'000'000), 268 << 20));
+  for (const auto& [tensors, keys] : {std::pair(kMaxGgufEntries + 1, std::uint64_t{0}),
+                                      std::pair(std::uint64_t{0}, kMaxGgufEntries + 1)})
+    CHECK_THROWS_HOLDING(Unsupported, "at most 262144 of each are read",
+                         read(begin_of(tensors, keys), 10 << 20));
 }
 
 }  // namespace

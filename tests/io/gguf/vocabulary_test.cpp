@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
@@ -22,10 +24,29 @@ std::string fixture(const std::string& name) {
   return read_text(source_path("tests/io/tokenizer/fixtures/" + name + ".json"));
 }
 
+/// Keys of a GGUF file with the values of its arrays.
+Json json_keys(const File& file, const GgufHeader& header) {
+  Json keys = header.keys;
+  for (const auto& [key, array] : header.arrays) {
+    Json& values = keys[key];
+    if (array.type == GgufType::String)
+      visit_gguf_strings(file, header, key,
+                         [&values](std::string_view text) { values.push_back(text); });
+    else
+      values = read_gguf_numbers(file, header, key, array.count);
+  }
+  return keys;
+}
+
 struct Result {
+  std::unique_ptr<TempDir> dir = std::make_unique<TempDir>();
   GgufHeader header;
   std::vector<std::string> warnings;
   Json keys;
+  File file() const { return File::open(dir->path() / "x.gguf"); }
+  std::map<std::string, std::string> tokenizer(std::vector<std::string>& reasons) const {
+    return gguf_tokenizer(file(), header, reasons);
+  }
 };
 
 Result put(std::map<std::string, std::string> files, Json config = Json::object()) {
@@ -33,10 +54,9 @@ Result put(std::map<std::string, std::string> files, Json config = Json::object(
   GgufKeys keys;
   config.emplace("vocab_size", 600);
   add_gguf_vocabulary(keys, files, config, result.warnings);
-  const TempDir dir;
-  std::ofstream(dir.path() / "x.gguf", std::ios::binary) << plan_gguf(keys, {}).preamble;
-  result.header = read_gguf_header(File::open(dir.path() / "x.gguf"));
-  result.keys = Json(result.header.keys);
+  std::ofstream(result.dir->path() / "x.gguf", std::ios::binary) << plan_gguf(keys, {}).preamble;
+  result.header = read_gguf_header(result.file());
+  result.keys = json_keys(result.file(), result.header);
   return result;
 }
 
@@ -68,7 +88,7 @@ TEST_CASE("byte-level tokenizers have the name of their pre-tokenizer in llama.c
     CHECK(result.keys["tokenizer.ggml.merges"].size() == root["model"]["merges"].size());
 
     std::vector<std::string> warnings;
-    auto files = gguf_tokenizer(result.header, "x.gguf", warnings);
+    auto files = result.tokenizer(warnings);
     CHECK(warnings.empty());
     const Json back = Json::parse(files.at("tokenizer.json"));
     CHECK(back["model"]["vocab"].size() >= root["model"]["vocab"].size());
@@ -105,23 +125,66 @@ TEST_CASE("tokenizers in SentencePiece's manner have scores in the order of thei
       last = score;
     }
     std::vector<std::string> warnings;
-    auto files = gguf_tokenizer(result.header, "x", warnings);
+    auto files = result.tokenizer(warnings);
     REQUIRE(warnings.empty());
     const Json back = Json::parse(files["tokenizer.json"]);
-    // Scores allow any two tokens that make a piece, so that there may be more merges. Added tokens
+    // Scores allow any two tokens that make a piece, so that there may be more merges. Special tokens
     // are not merged.
     std::vector<Json> merges;
     for (const Json& merge : root["model"]["merges"]) {
       const std::string piece = merge[0].get<std::string>() + merge[1].get<std::string>();
-      if (types[root["model"]["vocab"][piece].get<std::size_t>()] == 1) merges.push_back(merge);
+      if (types[root["model"]["vocab"][piece].get<std::size_t>()] != 3) merges.push_back(merge);
     }
     CHECK(merges.size() + 10 > root["model"]["merges"].size());
     std::size_t found = 0;
     for (const Json& merge : back["model"]["merges"])
       if (found < merges.size() && merge == merges[found]) ++found;
     CHECK(found == merges.size());
+    REQUIRE(back["added_tokens"].size() == root["added_tokens"].size());
+    for (std::size_t i = 0; i < root["added_tokens"].size(); ++i)
+      CHECK(back["added_tokens"][i]["content"] == root["added_tokens"][i]["content"]);
   }
   CHECK(reason_of(fixture("llama2")).find("contains a NUL") != std::string::npos);
+}
+
+TEST_CASE("lists of tokens that a tokenizer can't have") {
+  struct Case {
+    std::vector<std::string> tokens;
+    std::vector<float> scores;
+    std::vector<GgufSpec> tensors;
+  };
+  const auto read = [](const Case& c) {
+    GgufKeys keys;
+    keys.add("tokenizer.ggml.model", "llama");
+    keys.add("tokenizer.ggml.tokens", c.tokens);
+    keys.add("tokenizer.ggml.scores",
+             c.scores.empty() ? std::vector<float>(c.tokens.size()) : c.scores);
+    const GgufPlan plan = plan_gguf(keys, c.tensors);
+    const TempDir dir;
+    std::ofstream(dir.path() / "x.gguf", std::ios::binary) << plan.preamble;
+    fs::resize_file(dir.path() / "x.gguf", static_cast<std::uintmax_t>(plan.file_size));
+    const File file = File::open(dir.path() / "x.gguf");
+    std::vector<std::string> warnings;
+    const auto files = gguf_tokenizer(file, read_gguf_header(file), warnings);
+    CHECK(files.empty() != warnings.empty());
+    return warnings.empty() ? "" : warnings[0];
+  };
+  const GgufSpec embedding{
+      "token_embd.weight", {2, 4}, &gguf_elements_of(DType::F32, Encoding::Plain)};
+  CHECK(read({{"a", "b"}, {}, {embedding}}).empty());
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tokens has 3 tokens, but token_embd.weight has 2 rows",
+                       read({{"a", "b", "c"}, {}, {embedding}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tokens 0 and 2 are the same",
+                       read({{"a", "b", "a"}, {}, {}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "score of token 1 is no number",
+                       read({{"a", "b"}, {0, std::nanf("")}, {}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "scores has 1 values, not 2",
+                       read({{"a", "b"}, {0}, {}}));
+  std::vector<std::string> repeated;
+  for (std::size_t size = 1; size <= 1024; ++size) repeated.emplace_back(size, 'a');
+  CHECK(read({repeated, {}, {}}).find("allow over 64 MiB of merges") != std::string::npos);
+  CHECK(read({std::vector<std::string>((1 << 20) + 1), {}, {}}).find("over 1048576 tokens") !=
+        std::string::npos);
 }
 
 TEST_CASE("other tokenizers are left out, with the reason") {
