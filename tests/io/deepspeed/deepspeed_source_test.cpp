@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -121,6 +122,21 @@ TEST_CASE("a DeepSpeed run is consolidated under the names of a model, with mome
   CHECK(open_model(kDeepSpeed / "zero3-gpt2" / kStep)->tensors().size() == 16);
   CHECK_THROWS_HOLDING(InvalidArgument, "is a DeepSpeed ZeRO-2 checkpoint without config.json",
                        consolidate(kDeepSpeed / "zero2", out.path() / "none", {}));
+}
+
+TEST_CASE("links to folders of checkpoints keep their paths") {
+  const RunCopy copy("zero3-gpt2");
+  const TempDir disk;
+  fs::rename(copy.folder, disk.path() / "stored");
+  fs::create_directory_symlink(disk.path() / "stored", copy.folder);
+  for (const fs::path& path : {copy.path, copy.folder, copy.folder / ""}) {
+    CAPTURE(path);
+    CHECK(open_sharded(path)->path() == copy.path);
+    CHECK(open_model(path)->tensors().size() == 16);  // config.json is in the run's directory
+  }
+  fs::remove(disk.path() / "stored/zero_pp_rank_0_mp_rank_00_optim_states.pt");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, copy.path.string() + " has global_step2/",
+                       open_sharded(copy.folder));
 }
 
 TEST_CASE("latest must name a checkpoint") {
