@@ -23,6 +23,7 @@
 namespace tessera::io {
 namespace {
 
+constexpr const char* kStateSkipped = "optimizer state, written with --what all";
 constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
 
 bool wants_weights(const ConsolidateOptions& options) {
@@ -384,6 +385,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
   const std::vector<TensorName> names = classify_tensors(*owned, rules);
   add_unreadable(result, *owned, options, rules, names);
   for (const std::string& name : owned->objects()) result.skipped.push_back({name, "not a tensor"});
+  for (const std::string& name : owned->left_out()) result.skipped.push_back({name, kStateSkipped});
   const ShardedSource* const source = owned.get();
   result.warnings = owned->warnings();
   // With a configuration, missing weights are detected below from the expected shapes.
@@ -422,7 +424,7 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> owned
             {result.family ? our_state_name(*result.family, name.name) : name.name, info.shape,
              info.dtype, info.dtype, source, name.source});
       } else {
-        result.skipped.push_back({name.source, "optimizer state, written with --what all"});
+        result.skipped.push_back({name.source, kStateSkipped});
       }
     } else if (!wants_weights(options)) {
       result.skipped.push_back({name.source, "a weight, written with --what all"});
@@ -550,7 +552,8 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     choose_tensors(result, options.tensors);
     return result;
   }
-  if (std::unique_ptr<ShardedSource> sharded = open_sharded(path, options.shards)) {
+  if (std::unique_ptr<ShardedSource> sharded =
+          open_sharded(path, options.shards, wants_optimizer(options))) {
     require(!options.merge_lora, "{} holds no LoRA adapters; omit --merge-lora", path.string());
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));

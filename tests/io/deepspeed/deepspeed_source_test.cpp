@@ -124,6 +124,17 @@ TEST_CASE("a DeepSpeed run is consolidated under the names of a model, with mome
                        consolidate(kDeepSpeed / "zero2", out.path() / "none", {}));
 }
 
+TEST_CASE("moments are left out unless they are needed") {
+  const auto source = open_sharded(kDeepSpeed / "zero3", {}, false);
+  const auto all = open_sharded(kDeepSpeed / "zero3");
+  CHECK(all->left_out().empty());
+  CHECK(source->left_out().size() + source->tensors().size() == all->tensors().size());
+  for (const std::string& name : source->left_out()) CHECK(name.starts_with("optimizer.state."));
+  const ConsolidatePlan plan = plan_consolidation(kDeepSpeed / "zero3-gpt2");
+  CHECK(std::ranges::count(plan.skipped, "optimizer state, written with --what all",
+                           &SkippedEntry::why) == 32);
+}
+
 TEST_CASE("links to folders of checkpoints keep their paths") {
   const RunCopy copy("zero3-gpt2");
   const TempDir disk;

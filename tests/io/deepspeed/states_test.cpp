@@ -267,6 +267,17 @@ TEST_CASE("ZeRO-2 cuts parameters across ranks, and leaves the padding") {
         std::vector<std::string>{"2: [0] [1] from 12", "3: [1] [1] from 0"});
 }
 
+TEST_CASE("moments that are not needed have no blocks") {
+  const DeepSpeedStates states = states_of(3, {4, 4, 4}, {{"a", {7}}, {"b", {1}}});
+  const auto all = states.cut(), tensors = states.cut(false);
+  REQUIRE(tensors.size() == all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(tensors[i].moment == all[i].moment);
+    CHECK(blocks_of(tensors[i]) ==
+          (all[i].moment.empty() ? blocks_of(all[i]) : std::vector<std::string>()));
+  }
+}
+
 TEST_CASE("ZeRO-3 cuts each parameter into equal parts, with the last one short or empty") {
   const auto tensors = states_of(3, {4, 4, 4}, {{"a", {7}}, {"b", {1}}}).cut();
   REQUIRE(tensors.size() == 4);
