@@ -57,7 +57,8 @@ TEST_CASE("DeepSpeed's checkpoints are read as the ranks' tensors were in memory
                                                     {"zero2", "DeepSpeed ZeRO-2 checkpoint"},
                                                     {"zero3", "DeepSpeed ZeRO-3 checkpoint"},
                                                     {"zero3-gpt2", "DeepSpeed ZeRO-3 checkpoint"}};
-  for (const auto& [name, kind] : kinds) {
+  for (const auto& each : kinds) {  // clang 14 captures no structured bindings
+    const std::string &name = each.first, &kind = each.second;
     CAPTURE(name);
     const SafetensorsReader expected(kDeepSpeed / name / "expected.safetensors.golden");
     for (const fs::path& path : {kDeepSpeed / name, kDeepSpeed / name / kStep}) {
