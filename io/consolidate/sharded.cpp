@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
 constexpr std::size_t kListed = 5;                           // names in a message, of each kind
+constexpr const char* kStateSkipped = "optimizer state, written with --what all";
 
 // "layers.12.attention.wq.weight"
 bool is_torchtitan_query(std::string_view name) {
@@ -133,6 +134,8 @@ class ShardedExport {
     const std::string where = source_.path().string();
     for (const std::string& name : source_.objects())
       result_.skipped.push_back({name, "not a tensor"});
+    for (const std::string& name : source_.left_out())
+      result_.skipped.push_back({name, kStateSkipped});
     // With a model, missing weights are detected by their names and shapes.
     if (!model_ || wants_optimizer) warn(source_.loss_warnings());
     warn(source_.warnings());
@@ -146,7 +149,7 @@ class ShardedExport {
     if (wants_optimizer)
       add_state();
     else
-      skip_all(TensorRole::OptimizerState, "optimizer state, written with --what all");
+      skip_all(TensorRole::OptimizerState, kStateSkipped);
     for (std::size_t i = 0; i < names_.size(); ++i)
       if (names_[i].role == TensorRole::Other) skip(i, names_[i].why);
     require<Unsupported>(refused_.empty(), "{} has tensors that tessera does not read:{}", where,

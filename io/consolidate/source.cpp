@@ -285,7 +285,8 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     choose_tensors(result, options.tensors);
     return result;
   }
-  if (std::unique_ptr<ShardedSource> sharded = open_sharded(path, options.shards)) {
+  if (std::unique_ptr<ShardedSource> sharded =
+          open_sharded(path, options.shards, wants_optimizer(options))) {
     require(!options.merge_lora, "{} holds no LoRA adapters; omit --merge-lora", path.string());
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));

@@ -32,8 +32,10 @@ class FlatBuffer {
 
   /// Adds elements [from, from + n) to a tensor and to its moments, as elements from `to`.
   /// @param tensors  weight and moments; created by the first call for them
+  /// @param moments  whether moments get the elements too
   void cut(std::int64_t from, std::int64_t n, std::int64_t to,
-           std::map<std::string, DeepSpeedTensor>& tensors, const std::string& where) const {
+           std::map<std::string, DeepSpeedTensor>& tensors, bool moments,
+           const std::string& where) const {
     auto piece = std::ranges::upper_bound(pieces_, from, {},
                                           [](const FlatPiece& p) { return p.begin + p.n; });
     for (const std::int64_t end = from + n; from < end; ++piece) {
@@ -49,7 +51,8 @@ class FlatBuffer {
         const auto found = piece->moments.find(kind);
         require<CorruptCheckpoint>(kind.empty() || found != piece->moments.end(),
                                    "{}: its {} is missing on another rank", where, kind);
-        add(tensor, *piece, kind.empty() ? piece->values : found->second, from, count, to, where);
+        if (kind.empty() || moments)
+          add(tensor, *piece, kind.empty() ? piece->values : found->second, from, count, to, where);
       }
       from += count;
       to += count;
@@ -90,8 +93,8 @@ void check_same(const T& value, const T& first, const char* what, const std::str
 
 class DeepSpeedCutter {
  public:
-  explicit DeepSpeedCutter(const DeepSpeedStates& states)
-      : states_(states), world_(std::ssize(states.optimizer_files_)) {
+  DeepSpeedCutter(const DeepSpeedStates& states, bool moments)
+      : states_(states), moments_(moments), world_(std::ssize(states.optimizer_files_)) {
     for (const DeepSpeedModel& model : states.models_) {
       auto& fragments = fragments_.emplace_back();
       for (const auto& [name, tensor] : model.fragments) fragments.emplace(name, &tensor);
@@ -187,7 +190,7 @@ class DeepSpeedCutter {
     const std::int64_t begin = at, n = numel(shape);
     advance(at, n, buffer);
     std::map<std::string, DeepSpeedTensor> tensors;
-    buffer.cut(begin, n, 0, tensors, name);
+    buffer.cut(begin, n, 0, tensors, moments_, name);
     add(name, shape, std::move(tensors));
   }
 
@@ -226,7 +229,7 @@ class DeepSpeedCutter {
         std::map<std::string, DeepSpeedTensor> tensors;
         for (std::int64_t rank = 0, to = 0; to < n; ++rank, to += share)
           buffers[static_cast<std::size_t>(rank)].cut(begin, std::min(share, n - to), to, tensors,
-                                                      name);
+                                                      moments_, name);
         add(name, shape, std::move(tensors));
       }
     }
@@ -263,7 +266,7 @@ class DeepSpeedCutter {
       buffer.append(static_cast<std::uint32_t>(rank), {tensor, {}}, where);
     }
     std::map<std::string, DeepSpeedTensor> tensors;
-    buffer.cut(0, n, 0, tensors, name);
+    buffer.cut(0, n, 0, tensors, moments_, name);
     add(name, shape, std::move(tensors));
   }
 
@@ -284,6 +287,7 @@ class DeepSpeedCutter {
   }
 
   const DeepSpeedStates& states_;
+  const bool moments_;
   const std::int64_t world_;
   std::vector<std::map<std::string_view, const TorchTensor*>> fragments_;  // of each model
   std::set<std::string> seen_;
@@ -325,6 +329,8 @@ std::vector<std::string> DeepSpeedStates::files() const {
   return files;
 }
 
-std::vector<DeepSpeedTensor> DeepSpeedStates::cut() const { return DeepSpeedCutter(*this).run(); }
+std::vector<DeepSpeedTensor> DeepSpeedStates::cut(bool moments) const {
+  return DeepSpeedCutter(*this, moments).run();
+}
 
 }  // namespace tessera::io

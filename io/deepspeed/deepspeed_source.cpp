@@ -6,7 +6,7 @@
 
 namespace tessera::io {
 
-std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir) {
+std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir, bool moments) {
   const DeepSpeedFiles files = find_deepspeed(dir);
   DeepSpeedStates states;
   for (const std::string& name : files.models) {
@@ -34,13 +34,19 @@ std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir) {
   auto source = std::make_unique<ShardedSource>(
       files.run, states.stage() == 0 ? "DeepSpeed checkpoint without ZeRO"
                                      : fmt::format("DeepSpeed ZeRO-{} checkpoint", states.stage()));
-  for (DeepSpeedTensor& tensor : states.cut()) {
+  std::vector<std::string> left_out;
+  for (DeepSpeedTensor& tensor : states.cut(moments)) {
     const bool weight = tensor.moment.empty();
-    source->add(
-        weight ? tensor.name : fmt::format("optimizer.state.{}.{}", tensor.name, tensor.moment),
-        tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape, std::move(tensor.blocks),
-        weight ? "module" : "optimizer");
+    const std::string name =
+        weight ? tensor.name : fmt::format("optimizer.state.{}.{}", tensor.name, tensor.moment);
+    if (!weight && !moments) {
+      left_out.push_back(name);
+      continue;
+    }
+    source->add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
+                std::move(tensor.blocks), weight ? "module" : "optimizer");
   }
+  source->set_left_out(std::move(left_out));
   source->finish(states.files(), model.objects, false);
   return source;
 }

@@ -146,8 +146,10 @@ DeepSpeedFiles find_deepspeed(const fs::path& dir) {
   DeepSpeedFiles files;
   std::string folder;
   if (is_checkpoint(dir)) {
-    const fs::path full = fs::canonical(dir);
-    files.run = full.parent_path();
+    // A link to a folder of a run stays one: `latest` and config.json are next to it.
+    fs::path full = dir.has_filename() ? dir : dir.parent_path();
+    if (full.filename() == "." || full.filename() == "..") full = fs::canonical(full);
+    files.run = full.has_parent_path() ? full.parent_path() : fs::path(".");
     folder = full.filename().string();
   } else {
     files.run = dir;

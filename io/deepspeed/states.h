@@ -73,8 +73,9 @@ class DeepSpeedStates {
   std::vector<std::string> files() const;
   /// Cuts all tensors: weights of the optimizer in float32 and their moments; frozen parameters,
   /// buffers and, without ZeRO, all weights in the dtype of the module.
+  /// @param moments  false: moments have no blocks, which are as many as those of weights
   /// @throws CorruptCheckpoint if files are missing, or shapes do not fill the flat buffers
-  std::vector<DeepSpeedTensor> cut() const;
+  std::vector<DeepSpeedTensor> cut(bool moments = true) const;
 
  private:
   friend class DeepSpeedCutter;

@@ -128,7 +128,7 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
     return merge_peft(path, base, policy, level);
   }
   // Recognizes the kind of a directory by its weights, because a run has a config.json too.
-  std::unique_ptr<ShardedSource> source = open_sharded(path);
+  std::unique_ptr<ShardedSource> source = open_sharded(path, {}, false);
   if (!source) {
     const CheckpointReader reader = open_checkpoint(path, step);
     if (has_lora(reader)) return merge_checkpoint(reader, base, policy, level);

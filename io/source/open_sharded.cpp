@@ -30,7 +30,7 @@ bool is_sharded(const fs::path& path) {
 }
 
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
-                                            std::optional<std::int64_t> shards) {
+                                            std::optional<std::int64_t> shards, bool moments) {
   std::unique_ptr<ShardedSource> source;
   if (is_saved_file(path)) {
     source = open_saved_file(path);
@@ -45,7 +45,7 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
   } else if (is_rank_files(path)) {
     source = open_rank_files(path);
   } else if (is_deepspeed(path)) {
-    source = open_deepspeed(path);
+    source = open_deepspeed(path, moments);
   } else {
     refuse_parent_of_shards(path);
   }

@@ -49,6 +49,7 @@ class ShardedSource final : public TensorSource {
   void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives);
   void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
   void warn_of_loss(std::vector<std::string> warnings) { loss_warnings_ = std::move(warnings); }
+  void set_left_out(std::vector<std::string> moments) { left_out_ = std::move(moments); }
   void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
@@ -57,6 +58,8 @@ class ShardedSource final : public TensorSource {
   const fs::path& config_dir() const { return config_dir_; }
   /// Names of entries that are not tensors.
   const std::vector<std::string>& objects() const { return objects_; }
+  /// Names of moments that the caller of open_sharded did not ask for.
+  const std::vector<std::string>& left_out() const { return left_out_; }
   /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
     std::string name, dtype, top_key;  ///< dtype: its name in the source; top_key: see top_keys()
@@ -108,7 +111,7 @@ class ShardedSource final : public TensorSource {
   fs::path config_dir_;
   const std::string kind_;
   std::vector<TensorInfo> infos_;
-  std::vector<std::string> top_keys_, objects_, files_, warnings_, loss_warnings_;
+  std::vector<std::string> top_keys_, objects_, files_, warnings_, loss_warnings_, left_out_;
   std::vector<Unreadable> unreadable_;
   std::map<std::string, StoredTensor> tensors_;
   std::size_t block_count_ = 0;

@@ -234,25 +234,4 @@ void require_torch_archive(const ByteRange& archive) {
                        archive.name());
 }
 
-TorchStateDict read_torch_state_dict(const ByteRange& archive) {
-  require_torch_archive(archive);
-  const TorchArchive file(archive, kMaxTorchDict);
-  const PickleValue& root = file.root();
-  require<Unsupported>(root.is(PickleKind::Dict) || root.is_object(kOrderedDict),
-                       "{} holds {}, expected a dict of tensors", archive.name(),
-                       pickle_kind_name(root.kind));
-  TorchStateDict dict;
-  for (std::size_t i = 0; i + 1 < root.items().size(); i += 2) {
-    const PickleValue &key = *root.items()[i], &value = *root.items()[i + 1];
-    require<Unsupported>(key.is(PickleKind::Str), "{}: a key is {}, expected a name",
-                         archive.name(), pickle_kind_name(key.kind));
-    std::string name(key.text());
-    if (value.is(PickleKind::Object) && !value.is_object(kOrderedDict))
-      dict.tensors.emplace_back(name, file.tensor(value, name));
-    else
-      dict.objects.push_back(std::move(name));
-  }
-  return dict;
-}
-
 }  // namespace tessera::io

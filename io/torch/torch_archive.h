@@ -114,13 +114,4 @@ void require_torch_archive(const ByteRange& archive);
 ///         conjugation or negation, or another object than one tensor; CorruptCheckpoint, IoError
 TorchTensor read_torch_tensor(const ByteRange& archive);
 
-/// A state dict in a torch.save archive, such as pytorch_model.bin.
-struct TorchStateDict {
-  std::vector<std::pair<std::string, TorchTensor>> tensors;
-  std::vector<std::string> objects;  ///< keys of other values
-};
-/// Reads the descriptions of its tensors. @throws as read_torch_tensor(); Unsupported if the archive
-/// holds something else than a flat dict, or was written by PyTorch before 1.6
-TorchStateDict read_torch_state_dict(const ByteRange& archive);
-
 }  // namespace tessera::io

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "io/safetensors/directory.h"
-#include "io/torch/torch_archive.h"
+#include "io/torch/saved_state.h"
 
 namespace tessera::io {
 namespace {
@@ -20,17 +20,20 @@ std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::
   std::set<std::string> names;
   for (std::uint32_t number = 0; number < files.size(); ++number) {
     const auto file = source->file(files[number]);
-    TorchStateDict dict = read_torch_state_dict(ByteRange(*file, 0, file->size()));
-    for (auto& [name, tensor] : dict.tensors) {
-      require<CorruptCheckpoint>(names.insert(name).second, "{}: {} is in two files", dir.string(),
-                                 name);
-      const Box whole{Shape(std::vector<std::int64_t>(tensor.shape.size())), tensor.shape};
-      const std::string dtype(tensor.dtype);
-      const Shape shape = tensor.shape;
-      source->add(name, dtype, safetensors_from_torch(dtype), shape,
-                  {{whole, number, 0, 0, std::make_shared<const TorchTensor>(tensor)}});
+    const SavedState state = read_saved_state(ByteRange(*file, 0, file->size()));
+    for (const SavedTensor& tensor : state.tensors) {
+      require<Unsupported>(!tensor.is_part, "{}: {} is a rank's part of a tensor",
+                           (dir / files[number]).string(), tensor.name);
+      require<CorruptCheckpoint>(names.insert(tensor.name).second, "{}: {} is stored twice",
+                                 dir.string(), tensor.name);
+      std::vector<StoredBlock> blocks;
+      for (const SavedTensor::Stored& stored : tensor.stored)
+        blocks.push_back(
+            {stored.box, number, 0, 0, std::make_shared<const TorchTensor>(stored.tensor)});
+      source->add(tensor.name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
+                  std::move(blocks), tensor.top_key);
     }
-    objects.insert(objects.end(), dict.objects.begin(), dict.objects.end());
+    objects.insert(objects.end(), state.objects.begin(), state.objects.end());
   }
   source->finish(std::move(files), std::move(objects), false);
   return source;

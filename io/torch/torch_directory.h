@@ -11,8 +11,8 @@ namespace tessera::io {
 bool is_torch_directory(const fs::path& dir);
 
 /// Opens such a directory of a Hugging Face model. The files are pickles, which are parsed and never
-/// executed. @throws as read_torch_state_dict(); CorruptCheckpoint if a tensor is not in the file
-/// that the index names
+/// executed. @throws as read_saved_state; Unsupported on parts of tensors; CorruptCheckpoint if a
+/// tensor is not in the file that the index names
 std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir);
 
 /// Opens one file of a directory. @param kind  see ShardedSource

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -56,7 +57,8 @@ TEST_CASE("DeepSpeed's checkpoints are read as the ranks' tensors were in memory
                                                     {"zero2", "DeepSpeed ZeRO-2 checkpoint"},
                                                     {"zero3", "DeepSpeed ZeRO-3 checkpoint"},
                                                     {"zero3-gpt2", "DeepSpeed ZeRO-3 checkpoint"}};
-  for (const auto& [name, kind] : kinds) {
+  for (const auto& each : kinds) {  // clang 14 captures no structured bindings
+    const std::string &name = each.first, &kind = each.second;
     CAPTURE(name);
     const SafetensorsReader expected(kDeepSpeed / name / "expected.safetensors.golden");
     for (const fs::path& path : {kDeepSpeed / name, kDeepSpeed / name / kStep}) {
@@ -121,6 +123,32 @@ TEST_CASE("a DeepSpeed run is consolidated under the names of a model, with mome
   CHECK(open_model(kDeepSpeed / "zero3-gpt2" / kStep)->tensors().size() == 16);
   CHECK_THROWS_HOLDING(InvalidArgument, "is a DeepSpeed ZeRO-2 checkpoint without config.json",
                        consolidate(kDeepSpeed / "zero2", out.path() / "none", {}));
+}
+
+TEST_CASE("moments are left out unless they are needed") {
+  const auto source = open_sharded(kDeepSpeed / "zero3", {}, false);
+  const auto all = open_sharded(kDeepSpeed / "zero3");
+  CHECK(all->left_out().empty());
+  CHECK(source->left_out().size() + source->tensors().size() == all->tensors().size());
+  for (const std::string& name : source->left_out()) CHECK(name.starts_with("optimizer.state."));
+  const ConsolidatePlan plan = plan_consolidation(kDeepSpeed / "zero3-gpt2");
+  CHECK(std::ranges::count(plan.skipped, "optimizer state, written with --what all",
+                           &SkippedEntry::why) == 32);
+}
+
+TEST_CASE("links to folders of checkpoints keep their paths") {
+  const RunCopy copy("zero3-gpt2");
+  const TempDir disk;
+  fs::rename(copy.folder, disk.path() / "stored");
+  fs::create_directory_symlink(disk.path() / "stored", copy.folder);
+  for (const fs::path& path : {copy.path, copy.folder, copy.folder / ""}) {
+    CAPTURE(path);
+    CHECK(open_sharded(path)->path() == copy.path);
+    CHECK(open_model(path)->tensors().size() == 16);  // config.json is in the run's directory
+  }
+  fs::remove(disk.path() / "stored/zero_pp_rank_0_mp_rank_00_optim_states.pt");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, copy.path.string() + " has global_step2/",
+                       open_sharded(copy.folder));
 }
 
 TEST_CASE("latest must name a checkpoint") {

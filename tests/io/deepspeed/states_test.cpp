@@ -1,6 +1,7 @@
 #include "io/deepspeed/states.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "core/base/error.h"
 #include "io/base/crc.h"
@@ -84,27 +85,26 @@ TEST_CASE("malformed model states are refused") {
     CHECK_THROWS_HOLDING(CorruptCheckpoint, reason, read_model({{"module", kEmpty}, {key, value}}));
   };
   const auto shape = [](const std::string& value) { return list({dict({{text("a"), value}})}); };
-  refuse("m.pt: param_shapes[0]: a is -3, expected 0 or more", "param_shapes",
+  refuse("m.pt: param_shapes[0]: a: found -3, expected 0 or more", "param_shapes",
          shape(size_of({2, -3})));
   refuse("param_shapes[0]: a: ", "param_shapes",
          shape(size_of({std::int64_t{1} << 62, std::int64_t{1} << 62})));
-  refuse("a is an integer, expected a tuple", "param_shapes", shape(integer(3)));
-  refuse("a is an object, expected a tuple", "param_shapes",
-         shape(call(global("torch", "Size"), {})));
-  refuse("param_shapes is a dict, expected a list", "param_shapes", kEmpty);
-  refuse("a key of m.pt: frozen_param_shapes is an integer", "frozen_param_shapes",
-         dict({{integer(1), size_of({1})}}));
-  refuse("shared_params: a is an integer, expected a string", "shared_params",
+  refuse("a: expected a tuple, found an integer", "param_shapes", shape(integer(3)));
+  refuse("a: torch.Size of 0 values", "param_shapes", shape(call(global("torch", "Size"), {})));
+  refuse("param_shapes: expected a tuple, found a dict", "param_shapes", kEmpty);
+  refuse("a key of m.pt: frozen_param_shapes: expected a string, found an integer",
+         "frozen_param_shapes", dict({{integer(1), size_of({1})}}));
+  refuse("shared_params: a: expected a string, found an integer", "shared_params",
          dict({{text("a"), integer(1)}}));
-  refuse("global_steps is -1", "global_steps", integer(-1));
-  refuse("frozen_param_fragments is a list", "frozen_param_fragments", "]");
+  refuse("global_steps: found -1", "global_steps", integer(-1));
+  refuse("frozen_param_fragments: expected a dict, found a list", "frozen_param_fragments", "]");
   CHECK_THROWS_HOLDING(
       Unsupported, "9 dims; tessera reads at most 8",
       read_model(
           {{"module", kEmpty}, {"param_shapes", shape(size_of(std::vector<std::int64_t>(9, 1)))}}));
   CHECK_THROWS_HOLDING(Unsupported, "it is not a file of a DeepSpeed checkpoint",
                        read_model({{"weights", kEmpty}}));
-  CHECK_THROWS_HOLDING(Unsupported, "refused os.system",
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "m.pt: module: expected a dict, found an object",
                        read_model({{"module", call(global("os", "system"), {text("ls")})}}));
   CHECK_THROWS_HOLDING(Unsupported, "experts are spread over ranks",
                        read_model({{"module", kEmpty}, {"num_experts", list({integer(8)})}}));
@@ -114,6 +114,26 @@ TEST_CASE("a dict that contains itself is read without recursion") {
   // {"module": d} with d = {"a": d}
   const std::string itself = "}q\x01" + text("a") + "h\x01s";
   CHECK(read_model({{"module", itself}}).objects == std::vector<std::string>{"module.a"});
+}
+
+TEST_CASE("client state may hold objects of any class, and any number of entries") {
+  Entries entries = {
+      {"module", dict({{text("a"), tensor()}})},
+      {"hyper_parameters",
+       dict({{text("when"), call(global("datetime", "timedelta"), {integer(1), integer(0)})},
+             {text("model"), object(global("my.program", "Settings"), {{"lr", integer(1)}})}})}};
+  for (int i = 0; i < 100; ++i) entries.emplace_back(fmt::format("mine{}", i), integer(i));
+  const DeepSpeedModel model = read_model(entries);
+  CHECK(model.module.size() == 1);
+  REQUIRE(model.objects.size() == 101);
+  CHECK(model.objects.front() == "hyper_parameters");
+}
+
+// A list that repeats one value.
+std::string repeated(const std::string& value, int times) {
+  std::vector<std::string> items{value + "q\x01"};
+  for (int i = 1; i < times; ++i) items.emplace_back("h\x01");
+  return list(items);
 }
 
 Entries optimizer(const std::string& state = "}") {
@@ -160,14 +180,15 @@ TEST_CASE("malformed optimizer states are refused") {
   };
   refuse("zero_stage is 3, but the weights are under \"single_partition", "zero_stage", integer(3));
   refuse("zero_stage is 0, but", "zero_stage", integer(0));
-  refuse("partition_count[0] is -1", "partition_count", list({integer(-1)}));
+  refuse("partition_count[0]: found -1", "partition_count", list({integer(-1)}));
   refuse("has shape [2, 3] and strides [3, 1], expected one dim", "single_partition_of_fp32_groups",
          list({tensor({2, 3}, {3, 1})}));
   refuse("has shape [3] and strides [2], expected one dim", "single_partition_of_fp32_groups",
          list({tensor({3}, {2})}));
   refuse("7 elements of float32 from element 0 exceed the 24 bytes",
          "single_partition_of_fp32_groups", list({tensor({7})}));
-  refuse("state is a list, expected a dict", "base_optimizer_state", dict({{text("state"), "]"}}));
+  refuse("state: expected a dict, found a list", "base_optimizer_state",
+         dict({{text("state"), "]"}}));
   CHECK_THROWS_HOLDING(
       Unsupported, "holds _rebuild_from_type_v2, expected one tensor",
       read_optimizer(
@@ -177,6 +198,22 @@ TEST_CASE("malformed optimizer states are refused") {
                        read_optimizer({{"partition_count", integer(1)}}));
   CHECK_THROWS_HOLDING(Unsupported, "experts are spread over ranks",
                        read_optimizer(with("partition_count", list({integer(2), integer(4)}))));
+}
+
+TEST_CASE("pickles that repeat a value many times are refused") {
+  constexpr const char* kReason = ": more values than a pickle of ";
+  Entries names;
+  for (int i = 0; i < 300; ++i) names.emplace_back(text(fmt::format("k{}", i)), size_of({}));
+  CHECK(read_model({{"module", kEmpty}, {"param_shapes", list({dict(names)})}}).groups.size() == 1);
+  CHECK_THROWS_HOLDING(
+      CorruptCheckpoint, "m.pt: more values than a pickle of ",
+      read_model({{"module", kEmpty}, {"param_shapes", repeated(dict(names), 300)}}));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, kReason,
+                       read_model({{"module", kEmpty},
+                                   {"buffer_names", repeated(text(std::string(9999, 'n')), 99)}}));
+  Entries entries = optimizer();
+  entries.front().second = repeated(tensor(), 999);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, kReason, read_optimizer(entries));
 }
 
 DeepSpeedPart part(std::int64_t n, bool moments = true) {
@@ -228,6 +265,17 @@ TEST_CASE("ZeRO-2 cuts parameters across ranks, and leaves the padding") {
   CHECK(tensors[4].shape == Shape{0});
   CHECK(blocks_of(tensors[5]) ==
         std::vector<std::string>{"2: [0] [1] from 12", "3: [1] [1] from 0"});
+}
+
+TEST_CASE("moments that are not needed have no blocks") {
+  const DeepSpeedStates states = states_of(3, {4, 4, 4}, {{"a", {7}}, {"b", {1}}});
+  const auto all = states.cut(), tensors = states.cut(false);
+  REQUIRE(tensors.size() == all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(tensors[i].moment == all[i].moment);
+    CHECK(blocks_of(tensors[i]) ==
+          (all[i].moment.empty() ? blocks_of(all[i]) : std::vector<std::string>()));
+  }
 }
 
 TEST_CASE("ZeRO-3 cuts each parameter into equal parts, with the last one short or empty") {
