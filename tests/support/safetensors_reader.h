@@ -1,10 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/shape.h"
 #include "io/base/convert.h"
 #include "io/safetensors/header.h"
 
@@ -40,5 +42,17 @@ class SafetensorsReader {
   io::File file_;
   io::SafetensorsHeader header_;
 };
+
+/// Dtype, shape and bytes of each tensor in a file.
+inline std::map<std::string, std::string> tensors_of(const io::fs::path& path) {
+  std::map<std::string, std::string> found;
+  const SafetensorsReader file(path);
+  for (const io::SafetensorsEntry& entry : file.header().tensors) {
+    std::string bytes(static_cast<std::size_t>(entry.end - entry.begin), '?');
+    file.file().read(entry.begin, bytes.data(), bytes.size());
+    found[entry.name] = fmt::format("{} {} ", entry.stored_dtype, entry.shape) + bytes;
+  }
+  return found;
+}
 
 }  // namespace tessera::test

@@ -28,18 +28,6 @@ ConsolidateOptions as_safetensors() {
   return options;
 }
 
-/// Dtype, shape and bytes of each tensor in a file.
-std::map<std::string, std::string> tensors_of(const fs::path& path) {
-  std::map<std::string, std::string> found;
-  const SafetensorsReader file(path);
-  for (const SafetensorsEntry& entry : file.header().tensors) {
-    std::string bytes(static_cast<std::size_t>(entry.end - entry.begin), '?');
-    file.file().read(entry.begin, bytes.data(), bytes.size());
-    found[entry.name] = fmt::format("{} {} ", entry.stored_dtype, entry.shape) + bytes;
-  }
-  return found;
-}
-
 std::map<std::string, std::string> expected_of(const char* fixture) {
   return tensors_of(kFixtures / fixture / "expected.safetensors.golden");
 }

@@ -75,7 +75,8 @@ TEST_CASE("byte-level tokenizers have the name of their pre-tokenizer in llama.c
                                                         {"qwen", "qwen2"},
                                                         {"olmo2", "dbrx"}};
   for (const auto& [file, pre] : kNames) {
-    CAPTURE(file);
+    const char* const tokenizer = file;
+    CAPTURE(tokenizer);
     const Json root = Json::parse(fixture(file));
     const Result result = put({{"tokenizer.json", fixture(file)}});
     CHECK(result.warnings.empty());
@@ -105,7 +106,8 @@ TEST_CASE("tokenizers in SentencePiece's manner have scores in the order of thei
   };
   for (const auto& [file, prefix] : {std::pair("llama2", true), std::pair("phi3", true),
                                      std::pair("mistral", true), std::pair("gemma", false)}) {
-    CAPTURE(file);
+    const char* const tokenizer = file;
+    CAPTURE(tokenizer);
     const std::string text = without_nul(fixture(file));
     const Json root = Json::parse(text);
     const Result result = put({{"tokenizer.json", text}});

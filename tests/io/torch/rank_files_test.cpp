@@ -24,18 +24,6 @@ using namespace tessera::test::pickled;
 
 const fs::path kFixtures = test::source_path("tests/io/torch/fixtures");
 
-/// Dtype, shape and bytes of each tensor in a file.
-std::map<std::string, std::string> tensors_of(const fs::path& path) {
-  std::map<std::string, std::string> found;
-  const SafetensorsReader file(path);
-  for (const SafetensorsEntry& entry : file.header().tensors) {
-    std::string bytes(static_cast<std::size_t>(entry.end - entry.begin), '?');
-    file.file().read(entry.begin, bytes.data(), bytes.size());
-    found[entry.name] = fmt::format("{} {} ", entry.stored_dtype, entry.shape) + bytes;
-  }
-  return found;
-}
-
 ConsolidateReport write_tensors(const fs::path& source, const fs::path& out) {
   ConsolidateOptions options;
   options.format = ExportFormat::Safetensors;
