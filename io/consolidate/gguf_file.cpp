@@ -1,5 +1,6 @@
 #include "io/consolidate/gguf_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -92,6 +93,11 @@ ExportFile plan_gguf_file(ConsolidateSource& source, const std::vector<SideFile>
     file.tensors.push_back(&tensor);
   }
   source.sources.push_back(std::move(offsets));
+  require<Unsupported>(
+      config.value("tie_word_embeddings", true) ||
+          std::ranges::find(specs, std::string("output.weight"), &GgufSpec::name) != specs.end(),
+      "{} has no head, for which programs that read GGUF would take the embedding",
+      source.path.string());
 
   const GgufElements* most = &gguf_elements_of(DType::F32, Encoding::Plain);
   for (const auto& [type, count] : elements)

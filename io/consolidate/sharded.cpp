@@ -79,9 +79,11 @@ std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSou
   if (model && !is_gguf) return model;
 
   std::string why = fmt::format("{} has {}, which tessera does not know", file.string(),
-                                type.empty() ? "no model_type" : "model_type \"" + type + "\"");
+                                "model_type \"" + type + "\"");
   const HfFamily* const family = type.empty() ? nullptr : hf_family_of(*result.hf_config);
   const bool as_they_are = !is_hf && !options.names.is_auto();
+  if (type.empty()) why = fmt::format("{} has no model_type", file.string());
+  if (as_they_are && family != nullptr) why = "names are those of --strip";
   try {
     if (family != nullptr && !as_they_are) {
       const Json config = family->config_from_hf(*result.hf_config, file.string());
@@ -132,22 +134,31 @@ class ShardedExport {
     const bool wants_weights = options_.what != ExportWhat::Optimizer;
     const bool wants_optimizer = options_.what != ExportWhat::Model;
     const std::string where = source_.path().string();
-    for (const std::string& name : source_.objects())
-      result_.skipped.push_back({name, "not a tensor"});
-    for (const std::string& name : source_.left_out())
-      result_.skipped.push_back({name, kStateSkipped});
+    skip_objects();
     // With a model, missing weights are detected by their names and shapes.
     if (!model_ || wants_optimizer) warn(source_.loss_warnings());
     warn(source_.warnings());
     if (options_.format != ExportFormat::Safetensors) check_no_foreign_names(names_, where);
-    if (!wants_weights)
-      skip_all(TensorRole::Weight, "a weight, written with --what all");
-    else if (model_)
+    const bool has_weights =
+        std::ranges::any_of(names_, [](const TensorName& name) { return is_weight(name); });
+    if (model_ && (has_weights || wants_weights))
       add_model();
     else
       add_weights();
+    if (!wants_weights) {  // their names are those of the state
+      result_.weights.clear();
+      result_.skipped.clear();
+      refused_.clear();
+      unconverted_.clear();
+      skip_objects();
+      skip_all(TensorRole::Weight, "a weight, written with --what all");
+    }
+    if (!unconverted_.empty()) {
+      warn({fmt::format("--dtype does not convert {} of the weights, such as {}",
+                        unconverted_.size(), unconverted_.front())});
+    }
     if (wants_optimizer)
-      add_state();
+      add_state(has_weights);
     else
       skip_all(TensorRole::OptimizerState, kStateSkipped);
     for (std::size_t i = 0; i < names_.size(); ++i)
@@ -162,6 +173,13 @@ class ShardedExport {
   }
 
  private:
+  static bool is_weight(const TensorName& name) { return name.role == TensorRole::Weight; }
+
+  // A weight in the output.
+  struct Exported {
+    std::string name;
+    const ModelTensor* tensor = nullptr;  // of the model, if it is known
+  };
   struct Entry {
     TensorInfo info;
     std::string opaque, refused;  // dtypes that are copied unchanged, or not at all
@@ -187,6 +205,13 @@ class ShardedExport {
                       : fmt::format("{} ({})", why, source_.unreadable()[i - readable].dtype)});
   }
 
+  void skip_objects() {
+    for (const std::string& name : source_.objects())
+      result_.skipped.push_back({name, "not a tensor"});
+    for (const std::string& name : source_.left_out())
+      result_.skipped.push_back({name, kStateSkipped});
+  }
+
   void skip_all(TensorRole role, const char* why) {
     for (std::size_t i = 0; i < names_.size(); ++i)
       if (names_[i].role == role) skip(i, why);
@@ -208,6 +233,8 @@ class ShardedExport {
     TensorPlace place{&source_, entry.info};
     if (part != nullptr) place = place_of(*part, entry.info, layout, source_, *parts_);
     const DType stored = entry.info.dtype;
+    if (!is_state && options_.dtype && !entry.opaque.empty())
+      unconverted_.push_back(fmt::format("{} ({})", entry.info.name, entry.opaque));
     // Converts floating-point weights only, because integers and booleans are indices and masks.
     const bool converts = !is_state && options_.dtype && is_floating(stored);
     (is_state ? result_.optimizer : result_.weights)
@@ -217,7 +244,13 @@ class ShardedExport {
 
   void add_weights() {
     for (std::size_t i = 0; i < names_.size(); ++i)
-      if (names_[i].role == TensorRole::Weight) add(i, names_[i].name);
+      if (is_weight(names_[i])) add_weight(i, names_[i].name);
+  }
+
+  void add_weight(std::size_t i, const std::string& name, const ModelTensor* part = nullptr,
+                  const NameLayout& layout = {}) {
+    add(i, name, part, layout);
+    exported_[i].push_back({name, part});
   }
 
   void add_model() {
@@ -225,10 +258,11 @@ class ShardedExport {
     check_one_model(match.layout);
     check_match(match);
     for (std::size_t t = 0; t < model_->tensors.size(); ++t)
-      add(*match.found[t], model_->tensors[t].name, &model_->tensors[t], match.layout);
+      add_weight(*match.found[t], model_->tensors[t].name, &model_->tensors[t], match.layout);
     for (const std::size_t i : match.extra)
-      add(i, names_[i].name.substr(match.layout.prefix.size()));
+      add_weight(i, names_[i].name.substr(match.layout.prefix.size()));
     for (const auto& [i, why] : match.ignored) skip(i, why);
+    is_held_ = match.layout.is_held;
   }
 
   // Pattern of the names at the source of weights that have a prefix.
@@ -249,11 +283,24 @@ class ShardedExport {
     if (layout.others.empty()) return;
     std::vector<std::string> choices;
     if (!layout.prefix.empty()) choices.push_back("--select " + pattern_of(layout.prefix));
-    for (const std::string& prefix : layout.others)
-      choices.push_back((layout.prefix.empty() ? "--exclude " : "--select ") + pattern_of(prefix));
-    throw InvalidArgument("{} holds {} models, each with all {} tensors of {}; choose one by {}",
-                          source_.path().string(), layout.others.size() + 1, layout.found,
-                          model_->of, fmt::join(choices, layout.prefix.empty() ? " " : " or "));
+    for (const std::string& prefix : layout.others) {
+      if (!prefix.empty())
+        choices.push_back((layout.prefix.empty() ? "--exclude " : "--select ") +
+                          pattern_of(prefix));
+      else
+        choices.push_back("--exclude " + pattern_of(layout.prefix));
+    }
+    throw InvalidArgument("{} holds {} models with names of {}; choose one by {}",
+                          source_.path().string(), layout.others.size() + 1, model_->of,
+                          fmt::join(choices, layout.prefix.empty() ? " " : " or "));
+  }
+
+  // A weight outside of the prefix of the model whose name ends in that of a missing one.
+  std::string outside_of_model(const ModelMatch& match) const {
+    for (const auto& [i, why] : match.ignored)
+      for (const std::string& name : match.comparison.missing)
+        if (names_[i].name.ends_with(name.substr(0, name.find(' ')))) return names_[i].source;
+    return "";
   }
 
   void check_match(const ModelMatch& match) const {
@@ -268,6 +315,15 @@ class ShardedExport {
            "config.json of another model with --config.");
     advise(!rules_.is_auto(),
            "Names were compared as --strip left them; without it, the prefix is found.");
+    const std::string outside = outside_of_model(match);
+    advise(!outside.empty(),
+           fmt::format("{} is outside of it: is it the missing one? Change names with --rename "
+                       "'s/OLD/NEW/' or --strip.",
+                       outside));
+    const bool has_scales = any_has(unexpected, "_scale");
+    advise(has_scales,
+           "These are quantized weights with their scales: give the config.json with their "
+           "\"quantization_config\".");
     const bool has_lora = any_has(unexpected, ".lora_A.");
     advise(has_lora,
            "These are weights with LoRA adapters: merge them in the program that trained them.");
@@ -276,10 +332,10 @@ class ShardedExport {
            "lm_head.weight differs from the embedding to which the configuration ties it: correct "
            "\"tie_word_embeddings\" if it was trained by itself, else leave it out with --exclude "
            "'*lm_head.weight'.");
-    advise(any_has(missing, "lm_head.weight"),
+    advise(outside.empty() && any_has(missing, "lm_head.weight"),
            "The configuration has a head of its own: if it is tied to the embedding, set "
            "\"tie_word_embeddings\" to true.");
-    const bool has_others = !unexpected.empty() && !has_lora && !has_head;
+    const bool has_others = !unexpected.empty() && !has_lora && !has_head && !has_scales;
     advise(has_others && missing.empty(),
            "Tensors that are not of the model are left out with --exclude PATTERN.");
     advise(has_others && !missing.empty() && match.layout.found > 0,
@@ -308,36 +364,71 @@ class ShardedExport {
     return model;
   }
 
-  // Optimizer state gets the names of its weights.
-  void add_state() {
+  // Gives a tensor of state the names of its weight.
+  void add_state_of(std::size_t i, const std::vector<Exported>& weights, const NameLayout& layout) {
+    for (const auto& [weight, tensor] : weights) {
+      const bool is_part = layout.is_held && tensor != nullptr && tensor->expert >= 0;
+      if (is_part && entry(i).info.shape != tensor->held_shape) {  // such as "step"
+        add(i, names_[i].kind + "/" + tensor->held);
+        return;
+      }
+      add(i, names_[i].kind + "/" + weight, is_part ? tensor : nullptr, layout);
+    }
+  }
+
+  void add_state(bool has_weights) {
+    // State whose names in the saved dict are those of its weights, whatever the rules make of them.
+    std::map<std::string_view, std::size_t> weights;
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      if (names_[i].role != TensorRole::OptimizerState) weights.emplace(names_[i].link, i);
+    const bool is_linked = std::ranges::any_of(names_, [&](const TensorName& name) {
+      return !name.kind.empty() && weights.contains(name.link);
+    });
+    if (!is_linked) return add_other_state(has_weights);
+    NameLayout layout;
+    layout.is_held = is_held_;
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const TensorName& name = names_[i];
+      if (name.role != TensorRole::OptimizerState) continue;
+      if (name.kind.empty()) {
+        add(i, name.str());
+        continue;
+      }
+      const auto weight = weights.find(name.link);
+      const auto found = weight == weights.end() ? exported_.end() : exported_.find(weight->second);
+      if (found == exported_.end())
+        skip(i, "state of a tensor that is not exported");
+      else
+        add_state_of(i, found->second, layout);
+    }
+  }
+
+  // State under other names than the weights, or without them.
+  void add_other_state(bool has_weights) {
     const ModelNames model = model_ ? *model_ : names_of_weights();
     std::set<std::string> inner;
     for (const TensorName& name : names_)
       if (!name.kind.empty()) inner.insert(name.name);
     const NameLayout layout = find_layout(model, {inner.begin(), inner.end()}, rules_.is_auto());
-    std::map<std::string, std::vector<const ModelTensor*>> by_name;
+    require(layout.others.empty(),
+            "{} holds optimizer state of several models, in '{}' and '{}', none under names of "
+            "weights",
+            source_.path().string(), layout.prefix, fmt::join(layout.others, "', '"));
+    std::map<std::string, std::vector<Exported>> by_name;
     for (const ModelTensor& tensor : model.tensors)
-      by_name[layout.prefix + layout.name_of(model, tensor)].push_back(&tensor);
+      by_name[layout.prefix + layout.name_of(model, tensor)].push_back({tensor.name, &tensor});
+    const bool has_names = layout.found > 0;
     for (std::size_t i = 0; i < names_.size(); ++i) {
       const TensorName& name = names_[i];
       if (name.role != TensorRole::OptimizerState) continue;
-      if (name.kind.empty() || layout.found == 0) {
-        add(i, name.str());
-        continue;
-      }
       const auto found = by_name.find(name.name);
-      if (found == by_name.end()) {
-        skip(i, "state of a tensor that is not exported");
-        continue;
-      }
-      for (const ModelTensor* const tensor : found->second) {
-        const bool is_part = layout.is_held && tensor->expert >= 0;
-        if (is_part && entry(i).info.shape != tensor->held_shape) {  // such as "step"
-          add(i, name.kind + "/" + tensor->held);
-          break;
-        }
-        add(i, name.kind + "/" + tensor->name, is_part ? tensor : nullptr, layout);
-      }
+      if (name.kind.empty() || (!has_names && !has_weights && !model_))
+        add(i, name.str());
+      else if (found == by_name.end())
+        skip(i,
+             has_names ? "state of a tensor that is not exported" : "state of an unknown tensor");
+      else
+        add_state_of(i, found->second, layout);
     }
   }
 
@@ -346,9 +437,12 @@ class ShardedExport {
   const ConsolidateOptions& options_;
   const std::optional<ModelNames> model_;
   NameRules rules_;
-  std::vector<TensorName> names_;  // of tensors(), then of unreadable()
+  std::vector<TensorName> names_;                          // of tensors(), then of unreadable()
+  std::map<std::size_t, std::vector<Exported>> exported_;  // by position of the weight
+  bool is_held_ = false;                                   // see NameLayout
   std::unique_ptr<PartsSource> parts_;
   std::string refused_;
+  std::vector<std::string> unconverted_;  // weights that --dtype leaves as they are
 };
 
 // @param prefix  path of the object in config.json: "", "text_config."

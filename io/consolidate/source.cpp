@@ -214,6 +214,7 @@ void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
           "{} is a GGUF file, which is written as a Hugging Face directory only", where);
   require(!options.merge_lora && !options.step && !options.shards && options.base.empty(),
           "{} is a GGUF file: it has no steps, shards or adapters", where);
+  check_no_name_rules(options, result.path);
   auto owned = std::make_unique<GgufSource>(result.path);
   const GgufSource& source = *owned;
   auto offsets = std::make_unique<OffsetSource>(owned.get());

@@ -20,9 +20,9 @@ FamilySource::FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource
   const ModelNames model = names_of_family(family, *config_, Json(), where);
   const ModelMatch match = match_model(model, *source_, names, true);
   require(match.layout.others.empty(),
-          "{} holds several models, in {} and {}; write one of them with `tessera consolidate "
+          "{} holds several models, in '{}' and '{}'; write one of them with `tessera consolidate "
           "--select`, and use that",
-          where, match.layout.prefix, fmt::join(match.layout.others, ", "));
+          where, match.layout.prefix, fmt::join(match.layout.others, "', '"));
   const std::size_t readable = source_->tensors().size();
   std::set<std::size_t> left;
   for (std::size_t i = 0; i < names.size(); ++i)

@@ -171,8 +171,10 @@ NameLayout find_layout(const ModelNames& model, const std::vector<std::string>& 
                        bool any_prefix) {
   const bool has_held = std::ranges::any_of(
       model.tensors, [](const ModelTensor& tensor) { return tensor.held != tensor.name; });
+  constexpr double kOtherModel = 0.2;
   NameLayout best;
   double best_share = -1;
+  std::map<std::string, double> shares;  // largest share of the names behind each prefix
   for (const bool is_held : {false, true}) {
     for (const bool lacks_base : {false, true}) {
       if ((is_held && !has_held) || (lacks_base && model.base.empty())) continue;
@@ -199,22 +201,20 @@ NameLayout find_layout(const ModelNames& model, const std::vector<std::string>& 
         }
       }
       for (const auto& [prefix, count] : found) {
-        const bool is_complete = count == wanted.size();
-        if (is_complete && best.is_complete && best.is_held == is_held &&
-            best.lacks_base == lacks_base) {
-          best.others.emplace_back(prefix);
-          continue;
-        }
         const double share = static_cast<double>(count) / static_cast<double>(wanted.size());
+        double& most = shares[std::string(prefix)];
+        most = std::max(most, share);
         if (share <= best_share) continue;
         best_share = share;
         layout.prefix = prefix;
         layout.found = count;
-        layout.is_complete = is_complete;
+        layout.is_complete = count == wanted.size();
         best = layout;
       }
     }
   }
+  for (const auto& [prefix, share] : shares)
+    if (share >= kOtherModel && prefix != best.prefix) best.others.push_back(prefix);
   return best;
 }
 

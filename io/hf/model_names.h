@@ -50,7 +50,8 @@ struct NameLayout {
   std::string prefix = {};  ///< before each name
   std::size_t found = 0;    ///< names of the model that the checkpoint has
   bool is_complete = false;
-  std::vector<std::string> others = {};  ///< further prefixes before all names of the model
+  /// Other prefixes, before at least a fifth of the names of the model in any form: further models.
+  std::vector<std::string> others = {};
 
   /// Name of a tensor in this form, after the prefix.
   std::string name_of(const ModelNames& model, const ModelTensor& tensor) const;

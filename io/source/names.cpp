@@ -194,7 +194,10 @@ std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, cons
                                      const std::string& of) {
   const Nesting nesting = find_nesting(tensors);
   std::vector<TensorName> names;
-  for (const KeyedName& tensor : tensors) names.push_back(classify(tensor, nesting));
+  for (const KeyedName& tensor : tensors) {
+    names.push_back(classify(tensor, nesting));
+    names.back().link = without_wrappers(names.back().name);
+  }
   choose_weights(names, rules, of);
   std::vector<TensorName*> changed;  // names of weights
   for (TensorName& name : names) {

@@ -38,6 +38,9 @@ struct TensorName {
   std::string name;    ///< of a weight, or of the weight that the state belongs to
   TensorRole role = TensorRole::Weight;
   std::string kind = {};  ///< of optimizer state: "exp_avg"; empty if its name has another form
+  /// Name without keys of the dict and parts of wrappers, before the rules: equal for a weight and
+  /// its state.
+  std::string link = {};
   const char* why = "not part of the model";  ///< of Other
 
   /// "exp_avg/NAME", or the name.

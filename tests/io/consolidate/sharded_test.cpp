@@ -203,14 +203,14 @@ TEST_CASE_FIXTURE(Shards, "of several models, the user chooses one") {
   const auto net = entries;
   add_all("ema._orig_mod.module.");
   add("loss.w", {2});
-  refuse("holds 2 models, each with all 12 tensors of " + (source / "config.json").string() +
+  refuse("holds 2 models with names of " + (source / "config.json").string() +
          "; choose one by --select 'ema._orig_mod.module.*' or --select 'net.*'");
   options.names.select = {"ema*"};
   CHECK(names() == disk_names(names_of(config)));
   CHECK(plan().tensors[0].source_name.starts_with("ema._orig_mod.module."));
   options.names.select = {"net.*"};
   CHECK(plan().tensors[0].source_name.starts_with("net."));
-  CHECK_THROWS_HOLDING(InvalidArgument, "holds several models, in ema.module. and net.;",
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds several models, in 'ema.module.' and 'net.';",
                        open_model(source));
   // One without a prefix.
   options.names.select = {};
@@ -246,6 +246,72 @@ TEST_CASE_FIXTURE(Shards, "torchtitan's names are refused for a known model too"
   add("tok_embeddings.weight", {5, 4});
   add("layers.0.attention.wq.weight", {4, 4});
   CHECK_THROWS_HOLDING(Unsupported, "in torchtitan's names and row order", plan());
+}
+
+TEST_CASE_FIXTURE(Shards, "a whole copy is not taken for a model that lacks some weights") {
+  add_all("ema.");
+  add_all("net.");
+  entries.erase("net.lm_head.weight");
+  refuse("choose one by --select 'ema.*' or --select 'net.model.*'");
+  entries.clear();
+  add_all("ema.");
+  add_all("");
+  entries.erase("lm_head.weight");
+  refuse("choose one by --select 'ema.*' or --exclude 'ema.*'");
+  // A weight behind a prefix without a dot.
+  entries.clear();
+  add_all("net_");
+  refuse("net_lm_head.weight is outside of it: is it the missing one?");
+}
+
+TEST_CASE_FIXTURE(Shards, "moments are those of the weights that are exported, or none") {
+  add_all("actor.");
+  add_all("critic.");
+  for (const auto& [name, entry] : std::map(entries)) {
+    if (name != "critic.model.norm.weight")
+      add("optimizer.state." + name + ".exp_avg", Shape(entry.shape), 7);
+  }
+  options.format = ExportFormat::Safetensors;
+  for (const ExportWhat what : {ExportWhat::All, ExportWhat::Optimizer}) {
+    for (const bool knows_model : {true, false}) {
+      CAPTURE(knows_model);
+      options.what = what;
+      options.names.select = {"critic.*"};
+      if (!knows_model) config["model_type"] = "own";
+      int moments = 0;
+      for (const auto& tensor : plan().tensors) {
+        if (!tensor.name.starts_with("exp_avg/")) continue;
+        ++moments;
+        CHECK(tensor.source_name.starts_with("optimizer.state.critic."));
+        CHECK(tensor.name.ends_with("norm.weight") ==
+              tensor.source_name.ends_with("norm.weight.exp_avg"));
+      }
+      CHECK(moments == 11);
+    }
+    config["model_type"] = "llama";
+    options.names.select = {};
+    refuse("holds 2 models");
+  }
+  // Numbered state has no names.
+  entries.clear();
+  add_all("");
+  add("optimizer.state.0.exp_avg", {5, 4});
+  options.what = ExportWhat::All;
+  refuse("holds no optimizer state under names of weights");
+}
+
+TEST_CASE_FIXTURE(Shards, "moments follow their weights through --strip and --rename") {
+  add_all("module.model.");
+  for (const auto& [name, entry] : std::map(entries))
+    add("optimizer.state." + name + ".exp_avg", Shape(entry.shape));
+  options.format = ExportFormat::Safetensors;
+  options.what = ExportWhat::All;
+  options.names.prefixes = {"module."};
+  options.names.renames = {"s/^model/own/"};
+  const Names found = names();
+  CHECK(found.size() == 24);
+  for (const std::string& name : found)
+    if (!name.starts_with("exp_avg/")) CHECK(found.contains("exp_avg/" + name));
 }
 
 TEST_CASE_FIXTURE(Shards, "optimizer state has the names of weights, of a GPT-2 too") {
