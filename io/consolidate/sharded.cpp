@@ -133,7 +133,7 @@ class ShardedExport {
   void run() {
     const bool wants_weights = options_.what != ExportWhat::Optimizer;
     const bool wants_optimizer = options_.what != ExportWhat::Model;
-    const std::string where = source_.path().string();
+    const std::string where = result_.path.string();
     skip_objects();
     // With a model, missing weights are detected by their names and shapes.
     if (!model_ || wants_optimizer) warn(source_.loss_warnings());
@@ -291,7 +291,7 @@ class ShardedExport {
         choices.push_back("--exclude " + pattern_of(layout.prefix));
     }
     throw InvalidArgument("{} holds {} models with names of {}; choose one by {}",
-                          source_.path().string(), layout.others.size() + 1, model_->of,
+                          result_.path.string(), layout.others.size() + 1, model_->of,
                           fmt::join(choices, layout.prefix.empty() ? " " : " or "));
   }
 
@@ -344,7 +344,7 @@ class ShardedExport {
     advise(options_.format == ExportFormat::Safetensors,
            "--strip none writes the tensors as they are.");
     throw InvalidArgument(
-        "the tensors of {}{} are not those of {}:{}{}", source_.path().string(),
+        "the tensors of {}{} are not those of {}:{}{}", result_.path.string(),
         match.layout.prefix.empty() ? "" : fmt::format(" in {}", match.layout.prefix), model_->of,
         match.comparison.str(kListed), advice);
   }
@@ -413,7 +413,7 @@ class ShardedExport {
     require(layout.others.empty(),
             "{} holds optimizer state of several models, in '{}' and '{}', none under names of "
             "weights",
-            source_.path().string(), layout.prefix, fmt::join(layout.others, "', '"));
+            result_.path.string(), layout.prefix, fmt::join(layout.others, "', '"));
     std::map<std::string, std::vector<Exported>> by_name;
     for (const ModelTensor& tensor : model.tensors)
       by_name[layout.prefix + layout.name_of(model, tensor)].push_back({tensor.name, &tensor});

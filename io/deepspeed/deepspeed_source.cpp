@@ -24,13 +24,14 @@ std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir, bool moments)
     const File file = File::open(files.run / name);
     states.add(name, read_deepspeed_optimizer(ByteRange(file, 0, file.size())));
   }
-  const std::size_t expected = states.stage() == 3 ? files.optimizers.size() : 1;
-  require<CorruptCheckpoint>(files.models.size() == expected,
-                             "{} has {} files of model states, expected {} with ZeRO-{} on {} "
-                             "ranks: files are missing, or of different saves",
-                             (files.run / files.models.front()).parent_path().string(),
-                             files.models.size(), expected, states.stage(),
-                             files.optimizers.size());
+  require<CorruptCheckpoint>(
+      files.models.size() == (states.stage() == 3 ? files.optimizers.size() : 1),
+      "{} has {} files of model states and {} of optimizer states, but ZeRO-{} writes {}: files "
+      "are "
+      "missing, or of different saves",
+      (files.run / files.models.front()).parent_path().string(), files.models.size(),
+      files.optimizers.size(), states.stage(),
+      states.stage() == 3 ? "one of each per rank" : "one of model states");
   auto source = std::make_unique<ShardedSource>(
       files.run, states.stage() == 0 ? "DeepSpeed checkpoint without ZeRO"
                                      : fmt::format("DeepSpeed ZeRO-{} checkpoint", states.stage()));

@@ -47,7 +47,7 @@ TensorRecord join_records(const std::vector<std::shared_ptr<const TensorRecord>>
 }
 
 TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::int64_t rows,
-                            StorageChecks& checks) {
+                            StorageChecks& checks, const std::string& name) {
   TensorRecord part{whole.dtype,
                     whole.shape,
                     {},
@@ -70,8 +70,9 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
     const std::shared_ptr<const ChunkStorage> stored = chunk.storage;
     if (from != chunk.begin || to != chunk.end) {
       require<Unsupported>(!stored || !stored->strides,
-                           "rows of a tensor that is stored transposed; write the model anew with "
-                           "`tessera consolidate`, and use that");
+                           "{}: a tensor that is stored transposed, of which rows are needed; save "
+                           "its .contiguous()",
+                           name);
       chunk.storage = std::make_shared<const ChunkStorage>(
           ChunkStorage{own.shape,
                        {},
@@ -92,8 +93,9 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
   return part;
 }
 
-TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, StorageChecks& checks) {
-  TensorRecord part = rows_of_record(whole, item, 1, checks);
+TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, StorageChecks& checks,
+                            const std::string& name) {
+  TensorRecord part = rows_of_record(whole, item, 1, checks, name);
   part.shape = without_first(part.shape);
   for (Chunk& chunk : part.chunks) {
     if (chunk.box)
@@ -116,11 +118,13 @@ std::shared_ptr<const TensorRecord> PartsSource::record(const std::string& name)
   require(found != parts_.end(), "{} holds no tensor {}", path().string(), name);
   const TensorSlice& part = found->second;
   auto record = whole_.record(part.of);
+  const std::string title = fmt::format("{}: {}", path().string(), part.of);
   if (part.item >= 0)
-    record = std::make_shared<const TensorRecord>(item_of_record(*record, part.item, checks_));
+    record =
+        std::make_shared<const TensorRecord>(item_of_record(*record, part.item, checks_, title));
   if (part.rows == record->shape[0]) return record;
   return std::make_shared<const TensorRecord>(
-      rows_of_record(*record, part.begin, part.rows, checks_));
+      rows_of_record(*record, part.begin, part.rows, checks_, title));
 }
 
 std::unique_ptr<PartsSource> split_model(const HfFamily& family, const ModelSource& model) {

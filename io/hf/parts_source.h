@@ -16,11 +16,13 @@ TensorRecord join_records(const std::vector<std::shared_ptr<const TensorRecord>>
 
 /// Rows [begin, begin + rows) of a tensor. Reading a chunk of it verifies the whole stored chunk,
 /// once for all records that are made with the same `checks`.
+/// @param name  of the tensor, for messages
 TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::int64_t rows,
-                            StorageChecks& checks);
+                            StorageChecks& checks, const std::string& name);
 
 /// whole[item], without dim 0.
-TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, StorageChecks& checks);
+TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, StorageChecks& checks,
+                            const std::string& name);
 
 /// Rows of a tensor, or of one item of it.
 struct TensorSlice {

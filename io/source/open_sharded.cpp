@@ -14,12 +14,16 @@ namespace tessera::io {
 void refuse_parent_of_shards(const fs::path& dir) {
   std::error_code ignored;
   std::vector<fs::path> found = list_directory(dir, ignored);
-  std::erase_if(found, [](const fs::path& path) { return !is_there(path / ".metadata"); });
-  require(found.empty(),
-          "{} contains {} PyTorch checkpoint{}, but is not one itself; give one of them, such as "
-          "{}",
-          dir.string(), found.size(), found.size() == 1 ? "" : "s",
-          found.empty() ? "" : found.back().string());
+  std::erase_if(found, [&](const fs::path& path) {
+    return !fs::is_directory(path, ignored) ||
+           !(is_there(path / ".metadata") || is_rank_files(path) || is_deepspeed(path));
+  });
+  require(
+      found.empty(),
+      "{} contains {} checkpoint{} of PyTorch, but is not one itself; give one of them, such as "
+      "{}",
+      dir.string(), found.size(), found.size() == 1 ? "" : "s",
+      found.empty() ? "" : found.back().string());
 }
 
 bool is_sharded(const fs::path& path) {

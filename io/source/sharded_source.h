@@ -32,7 +32,7 @@ struct StoredBlock {
 class ShardedSource final : public TensorSource {
  public:
   /// @param kind  format of the directory: "Hugging Face model", "PyTorch DCP", "Lightning FSDP
-  ///              (PyTorch DCP)", "PyTorch DCP as safetensors", "PyTorch FSDP rank files", "DeepSpeed
+  ///              (PyTorch DCP)", "PyTorch DCP as safetensors", "PyTorch FSDP checkpoint of rank files", "DeepSpeed
   ///              ZeRO-3 checkpoint", ...; or of its file: "PyTorch Lightning checkpoint", "PyTorch
   ///              file"
   ShardedSource(fs::path dir, std::string kind)

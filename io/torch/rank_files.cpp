@@ -191,7 +191,7 @@ bool is_rank_files(const fs::path& dir) {
 }
 
 std::unique_ptr<ShardedSource> open_rank_files(const fs::path& dir) {
-  auto source = std::make_unique<ShardedSource>(dir, "PyTorch FSDP rank files");
+  auto source = std::make_unique<ShardedSource>(dir, "PyTorch FSDP checkpoint of rank files");
   if (is_there(dir / kConfigFolder)) source->set_config_dir(dir / kConfigFolder);
   ShardedSource& files = *source;
   const std::vector<std::string> names = find_rank_files(dir);

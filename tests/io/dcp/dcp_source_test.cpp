@@ -266,7 +266,7 @@ TEST_CASE("the kind of a directory is detected by its files") {
   CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
   CHECK_FALSE(is_dcp(kFixtures));
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "contains 9 PyTorch checkpoints, but is not one itself; give one",
+                       "contains 9 checkpoints of PyTorch, but is not one itself; give one",
                        open_sharded(kFixtures));
 }
 

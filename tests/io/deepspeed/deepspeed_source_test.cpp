@@ -206,9 +206,12 @@ TEST_CASE("missing and mixed files of ranks are refused") {
          [](const RunCopy& copy) {
            for (int rank = 0; rank < 3; ++rank) fs::remove(copy.optimizer(rank));
          });
-  refuse("zero3", "has 1 files of model states, expected 2", [](const RunCopy& copy) {
-    fs::remove(copy.folder / "zero_pp_rank_1_mp_rank_00_model_states.pt");
-  });
+  refuse("zero3",
+         "has 1 files of model states and 2 of optimizer states, but ZeRO-3 writes one of each per "
+         "rank",
+         [](const RunCopy& copy) {
+           fs::remove(copy.folder / "zero_pp_rank_1_mp_rank_00_model_states.pt");
+         });
   refuse("zero3", "no file like it of rank 0", [](const RunCopy& copy) {
     fs::remove(copy.folder / "zero_pp_rank_0_mp_rank_00_model_states.pt");
   });

@@ -61,7 +61,7 @@ TEST_CASE("files that PyTorch and accelerate wrote become whole tensors, bit for
     CAPTURE(fixture);
     const TempDir dir;
     const ConsolidateReport report = write_tensors(kFixtures / fixture, dir.path() / "out");
-    CHECK(report.kind == "PyTorch FSDP rank files");
+    CHECK(report.kind == "PyTorch FSDP checkpoint of rank files");
     const auto expected = tensors_of(kFixtures / fixture / "expected.safetensors.golden");
     CHECK(expected.size() >= 4);
     CHECK(tensors_of(dir.path() / "out/model.safetensors") == expected);

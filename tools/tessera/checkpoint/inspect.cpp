@@ -177,7 +177,7 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
   }
 }
 
-// Prints shards that another program saved, with the names and dtypes that consolidate would write.
+// Prints shards that another program saved, under their own names.
 void print_sharded(const InspectCommand& options) {
   require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
           options.path, options.step);
@@ -210,10 +210,11 @@ int run_inspect(const InspectCommand& options) {
 
 Command add_checkpoint_inspect(CLI::App& parent) {
   const auto options = std::make_shared<InspectCommand>();
-  CLI::App* app = parent.add_subcommand(
-      "inspect",
-      "Print step, sections, tensors, digest, run, ranks, version and configuration. For PyTorch's and "
-      "DeepSpeed's shards: the tensors as consolidate would write them");
+  CLI::App* app =
+      parent.add_subcommand("inspect",
+                            "Print step, sections, tensors, digest, run, ranks, version and "
+                            "configuration. For PyTorch's and "
+                            "DeepSpeed's shards: the tensors under their names in the shards");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
