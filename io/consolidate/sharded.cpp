@@ -20,8 +20,7 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
-constexpr std::size_t kListed = 5;                           // names in a message, of each kind
+constexpr std::size_t kListed = 5;  // names in a message, of each kind
 constexpr const char* kStateSkipped = "optimizer state, written with --what all";
 
 // "layers.12.attention.wq.weight"

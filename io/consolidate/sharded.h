@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "io/consolidate/consolidate.h"
@@ -7,6 +8,8 @@
 #include "io/source/sharded_source.h"
 
 namespace tessera::io {
+
+inline constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  ///< bytes of a config.json
 
 /// Adds the tensors of another program's checkpoint that the options select.
 /// @param result  with `path`

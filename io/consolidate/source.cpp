@@ -22,8 +22,6 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxConfig = std::int64_t{64} << 20;  // bytes
-
 bool wants_weights(const ConsolidateOptions& options) {
   return options.what != ExportWhat::Optimizer;
 }

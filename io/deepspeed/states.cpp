@@ -15,9 +15,9 @@ constexpr std::int64_t kMaxStates = std::int64_t{256} << 20;
 constexpr PickleGlobal kStage{"deepspeed.runtime.zero.config", "ZeroStageEnum"};
 
 /// A file of states. Client state may hold objects of any class, so unknown ones are inert.
-struct StateFile {
+struct PickledStates {
   /// @param key  entry that the root must have
-  StateFile(const ByteRange& bytes, std::string_view key)
+  PickledStates(const ByteRange& bytes, std::string_view key)
       : archive(bytes, kMaxStates, {}, UnknownGlobals::Inert),
         budget(archive.pickle_bytes(), bytes.name()),
         root(archive.root(), bytes.name(), &budget) {
@@ -98,7 +98,7 @@ std::string step_of(const TorchArchive& file, const ByteRange& archive, const Pi
 }  // namespace
 
 DeepSpeedModel read_deepspeed_model(const ByteRange& archive) {
-  const StateFile file(archive, "module");
+  const PickledStates file(archive, "module");
   const PickleReader& root = file.root;
   refuse_experts(!root.get("ds_autoep_layers").is_none() || !root.get("num_experts").is_none(),
                  archive.name());
@@ -133,7 +133,7 @@ DeepSpeedModel read_deepspeed_model(const ByteRange& archive) {
 }
 
 DeepSpeedOptimizer read_deepspeed_optimizer(const ByteRange& archive) {
-  const StateFile file(archive, "optimizer_state_dict");
+  const PickledStates file(archive, "optimizer_state_dict");
   const PickleReader root = file.root.get("optimizer_state_dict");
   DeepSpeedOptimizer result;
   const PickleReader weights3 = root.get("fp32_flat_groups");

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/cli.h"
@@ -18,6 +19,35 @@ namespace {
 
 std::string fixture(const std::string& name) {
   return source_path("tests/io/dcp/fixtures/" + name);
+}
+
+TEST_CASE("shards of other programs are verified by the checksums that they have") {
+  const TempDir dir;
+  const std::string ranks = source_path("tests/io/torch/fixtures/fsdp2");
+  CHECK(holds(run_to(0, {"checkpoint", "verify", ranks}).out, "220 B read, complete"));
+  // Each byte of a tensor counts.
+  fs::copy(ranks, dir.file("ranks"), fs::copy_options::recursive);
+  const std::string file = dir.file("ranks/model_world_size_3_rank_1.pt");
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(stream)), {});
+  const float row[] = {2.25F, 2.5F, 2.75F};  // of up.weight
+  const std::size_t at = bytes.find(std::string(reinterpret_cast<const char*>(row), sizeof(row)));
+  REQUIRE(at != std::string::npos);
+  stream.clear();
+  stream.seekp(static_cast<std::streamoff>(at) + 5);
+  stream.put(static_cast<char>(bytes[at + 5] ^ 1));
+  stream.close();
+  const auto damaged = run_to(1, {"checkpoint", "verify", dir.file("ranks")});
+  CHECK(holds(damaged.out, "model_world_size_3_rank_1.pt: tensor up.weight"));
+  const Json json =
+      json_of({"checkpoint", "verify", "--json", source_path("tests/io/dcp/fixtures/lightning")});
+  CHECK(json["valid"] == true);
+  CHECK(json["unverifiable_bytes"] == 0);
+  // safetensors have no checksums.
+  const std::string plain = dir.file("plain");
+  run_to(0, {"consolidate", ranks, plain, "--format", "safetensors", "--strip", "none"});
+  for (const char* name : {"tessera.json", "index.json"}) fs::remove(fs::path(plain) / name);
+  CHECK(holds(run_to(0, {"checkpoint", "verify", plain}).out, "(220 B have none: not verifiable)"));
 }
 
 TEST_CASE("a plan shows how names are mapped, and writes nothing") {

@@ -8,11 +8,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/source/open_sharded.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
@@ -56,6 +59,26 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
   }
 }
 
+// Verifies shards of another program, by their own checksums. Their values may be infinite, such as
+// the best loss so far.
+io::VerifyReport examine_shards(const VerifyCommand& command, io::VerifyOptions options) {
+  require(command.step == "latest", "{} is not a tessera checkpoint and has no step {}",
+          command.path, command.step);
+  try {
+    const auto source = io::open_sharded(command.path);
+    std::vector<std::string> names;
+    for (const io::TensorInfo& info : source->tensors()) names.push_back(info.name);
+    for (const auto& other : source->unreadable())
+      if (other.carrier) names.push_back(other.name);
+    options.check_finite = false;
+    return io::verify_tensors(*source, names, options);
+  } catch (const CorruptCheckpoint& error) {
+    io::VerifyReport report;
+    report.problems.push_back({command.path, "", 0, 0, error.what()});
+    return report;
+  }
+}
+
 void print_json(const std::string& path, const io::VerifyReport& report) {
   io::Json problems = io::Json::array();
   for (const io::VerifyProblem& problem : report.problems) {
@@ -69,19 +92,24 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
                       {"valid", report.problems.empty()},
                       {"tensors", report.tensors},
                       {"bytes", report.bytes},
+                      {"unverifiable_bytes", report.unverifiable},
                       {"problems", std::move(problems)}};
   fmt::print("{}\n", io::dump_json(json));
 }
 
 int run_verify(const VerifyCommand& options) {
   require(options.jobs >= 1, "--jobs {}: expected at least 1", options.jobs);
-  const std::optional<std::int64_t> step = parse_step(options.path, options.step);
-  const io::fs::path path = io::locate_checkpoint(options.path, step);
+  const bool is_foreign = io::is_sharded(options.path);
+  if (!is_foreign) io::refuse_parent_of_shards(options.path);
+  const auto step = is_foreign ? std::nullopt : parse_step(options.path, options.step);
+  const io::fs::path path =
+      is_foreign ? io::fs::path(options.path) : io::locate_checkpoint(options.path, step);
   ByteProgress progress("read");
   io::VerifyOptions verify;
   verify.threads = options.jobs;
   verify.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-  const io::VerifyReport report = examine(path, verify, step);
+  const io::VerifyReport report =
+      is_foreign ? examine_shards(options, verify) : examine(path, verify, step);
   const bool good = report.problems.empty();
   if (options.json) {
     print_json(path.string(), report);
@@ -89,9 +117,14 @@ int run_verify(const VerifyCommand& options) {
   }
   for (const io::VerifyProblem& problem : report.problems)
     fmt::print("{}\n", escaped(problem.str()));
+  const std::string unverifiable =
+      report.unverifiable == 0
+          ? ""
+          : fmt::format(" ({} have none: not verifiable)", format_bytes(report.unverifiable));
   fmt::print("{}: {} tensors, {} read, {}\n", path.string(), report.tensors,
              format_bytes(report.bytes),
-             good ? "complete, checksums right, values finite"
+             good ? fmt::format("complete, checksums right{}{}", unverifiable,
+                                is_foreign ? "" : ", values finite")
                   : counted(std::ssize(report.problems), "problem"));
   return good ? 0 : 1;
 }
@@ -104,7 +137,8 @@ Command add_checkpoint_verify(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "verify",
       "Read everything and check coverage, checksums and finite values; exit 1 and name file, "
-      "tensor and bytes of any damage");
+      "tensor and bytes of any damage. Shards of other programs, too, by the checksums that they "
+      "have");
   app->add_option("PATH", options->path, kOneCheckpoint)->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
