@@ -33,11 +33,12 @@ struct ConsolidateOptions {
   std::optional<DType> dtype;  ///< of weights, F32, BF16 or F16; empty: as stored
   /// Q8_0: of matrices in GGUF whose rows are multiples of 32; others become F16. Without dtype.
   Encoding encoding = Encoding::Plain;
-  std::int64_t max_shard_size = 5'000'000'000;    ///< bytes of tensors in one file
-  std::int64_t memory = std::int64_t{256} << 20;  ///< total bytes of all buffers, from kLeastJobMemory
-  std::optional<std::int64_t> step;               ///< of a run; empty: its newest checkpoint
-  int jobs = 1;                                   ///< copying threads
-  bool overwrite = false;                         ///< replace an earlier export at `out`
+  std::int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file
+  std::int64_t memory = std::int64_t{256}
+                        << 20;       ///< total bytes of all buffers, from kLeastJobMemory
+  std::optional<std::int64_t> step;  ///< of a run; empty: its newest checkpoint
+  int jobs = 1;                      ///< copying threads
+  bool overwrite = false;            ///< replace an earlier export at `out`
   /// Rules for names in other programs' checkpoints; see open_consolidate_source.
   NameRules names;
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are

