@@ -134,6 +134,7 @@ class ShardedExport {
     const bool wants_optimizer = options_.what != ExportWhat::Model;
     const std::string where = result_.path.string();
     skip_objects();
+    const std::vector<SkippedEntry> skipped = result_.skipped;
     // With a model, missing weights are detected by their names and shapes.
     if (!model_ || wants_optimizer) warn(source_.loss_warnings());
     warn(source_.warnings());
@@ -146,10 +147,9 @@ class ShardedExport {
       add_weights();
     if (!wants_weights) {  // their names are those of the state
       result_.weights.clear();
-      result_.skipped.clear();
+      result_.skipped = skipped;
       refused_.clear();
       unconverted_.clear();
-      skip_objects();
       skip_all(TensorRole::Weight, "a weight, written with --what all");
     }
     if (!unconverted_.empty()) {

@@ -68,7 +68,7 @@ class TensorVerification {
 
     const Chunk& chunk() const { return tensor->record->chunks[number]; }
   };
-  /// Those of a file.
+  /// Chunks in a file of the sources.
   std::vector<const NamedChunk*> chunks_in(const std::string& file) const;
 
   VerifyReport report;
