@@ -19,6 +19,10 @@ namespace {
 constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
 constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
+// Folders of accelerate's save_state, for each model and optimizer.
+constexpr const char* kAccelerateModel = "pytorch_model_fsdp_0";
+constexpr const char* kAccelerateSecond = "pytorch_model_fsdp_1";
+constexpr const char* kAccelerateOptimizer = "optimizer_0";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
 std::vector<std::string> list_files(const fs::path& dir) {
@@ -64,48 +68,73 @@ void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::
       chunk.box.shape, chunk.length);
 }
 
-}  // namespace
-
-bool is_dcp(const fs::path& dir) {
+bool has_dcp(const fs::path& dir) {
+  std::error_code none;
   if (is_there(dir / kMetadataFile)) return true;
-  return std::ranges::any_of(list_files(dir),
-                             [](const std::string& name) { return name.ends_with(".distcp"); });
+  const std::vector<fs::path> paths = list_directory(dir, none);
+  return std::ranges::any_of(paths,
+                             [](const fs::path& path) { return path.extension() == ".distcp"; });
 }
 
-std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
-  const fs::path metadata_path = dir / kMetadataFile;
+// Adds what one .metadata lists. @param folder  of the source, where it is; may be empty
+void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::string>& files,
+             std::vector<std::string>& objects) {
+  const fs::path metadata_path = source.path() / folder / kMetadataFile;
   require<CorruptCheckpoint>(is_there(metadata_path),
                              "{} has shards, but no {}: PyTorch writes it last, so this save was "
                              "not finished",
-                             dir.string(), kMetadataFile);
+                             metadata_path.parent_path().string(), kMetadataFile);
   DcpMetadata metadata =
       parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
-  auto source = std::make_unique<ShardedSource>(
-      dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP");
+  const auto first_file = static_cast<std::uint32_t>(files.size());
   std::vector<std::int64_t> needed(metadata.files.size());
   for (auto& [name, tensor] : metadata.tensors) {
-    for (const StoredBlock& chunk : tensor.chunks) {
+    for (StoredBlock& chunk : tensor.chunks) {
       std::int64_t end = 0;
       require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
                                  "{}: tensor {} has {} bytes at {}, past 2^63",
                                  metadata_path.string(), name, chunk.length, chunk.offset);
       check_length(tensor, chunk, fmt::format("{}: tensor {}", metadata_path.string(), name));
       needed[chunk.file] = std::max(needed[chunk.file], end);
+      chunk.file += first_file;
     }
-    source->add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
-                std::move(tensor.chunks), tensor.top_key);
+    source.add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
+               std::move(tensor.chunks), tensor.top_key);
   }
   for (std::size_t i = 0; i < needed.size(); ++i) {
-    const fs::path path = dir / metadata.files[i];
+    const std::string name = (folder / metadata.files[i]).string();
+    const fs::path path = source.path() / name;
     require<CorruptCheckpoint>(is_there(path), "{} is missing; {} lists it", path.string(),
                                metadata_path.string());
-    const std::int64_t size = source->file(metadata.files[i])->size();
+    const std::int64_t size = source.file(name)->size();
     require<CorruptCheckpoint>(size >= needed[i],
                                "{} has {} bytes, but {} needs at least {}: it was truncated or "
                                "replaced",
                                path.string(), size, metadata_path.string(), needed[i]);
+    files.push_back(name);
   }
-  source->finish(std::move(metadata.files), std::move(metadata.objects), true);
+  objects.insert(objects.end(), metadata.objects.begin(), metadata.objects.end());
+}
+
+}  // namespace
+
+bool is_dcp(const fs::path& dir) { return has_dcp(dir) || has_dcp(dir / kAccelerateModel); }
+
+std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
+  std::vector<fs::path> folders{""};
+  std::string kind =
+      is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP";
+  if (!has_dcp(dir)) {
+    kind = "accelerate FSDP (PyTorch DCP)";
+    folders = {kAccelerateModel};
+    if (has_dcp(dir / kAccelerateOptimizer)) folders.push_back(kAccelerateOptimizer);
+    require(!has_dcp(dir / kAccelerateSecond), "{} holds several models; give one, such as {}",
+            dir.string(), (dir / kAccelerateModel).string());
+  }
+  auto source = std::make_unique<ShardedSource>(dir, kind);
+  std::vector<std::string> files, objects;
+  for (const fs::path& folder : folders) add_dcp(*source, folder, files, objects);
+  source->finish(std::move(files), std::move(objects), true);
   return source;
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <regex>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -97,8 +98,21 @@ Nesting find_nesting(const std::vector<KeyedName>& names) {
   return result;
 }
 
+// Reads "state.NAME.KIND". @return whether it is of that form
+bool read_state(std::string_view text, TensorName& result) {
+  constexpr std::string_view kState = "state.";
+  const std::size_t dot = text.rfind('.');
+  if (!text.starts_with(kState) || dot == std::string_view::npos || dot <= kState.size())
+    return false;
+  result.kind = text.substr(dot + 1);
+  result.name = text.substr(kState.size(), dot - kState.size());
+  return true;
+}
+
 // Role, kind, and name without the keys of the dict.
-TensorName classify(const KeyedName& tensor, const Nesting& nesting) {
+// @param all  all names of the checkpoint
+TensorName classify(const KeyedName& tensor, const Nesting& nesting,
+                    const std::set<std::string_view>& all) {
   TensorName result{std::string(tensor.name), std::string(tensor.name)};
   std::string_view rest = tensor.name, key = tensor.top_key;
   const bool is_nested =
@@ -111,12 +125,11 @@ TensorName classify(const KeyedName& tensor, const Nesting& nesting) {
   if (is_optimizer_key(first)) {
     result.role = TensorRole::OptimizerState;
     rest.remove_prefix(std::min(first.size() + 1, rest.size()));
-    constexpr std::string_view kState = "state.";
-    const std::size_t dot = rest.rfind('.');
-    if (rest.starts_with(kState) && dot != std::string_view::npos && dot > kState.size()) {
-      result.kind = rest.substr(dot + 1);
-      result.name = rest.substr(kState.size(), dot - kState.size());
-    }
+    read_state(rest, result);
+  } else if (TensorName state = result; read_state(rest, state) && all.contains(state.name)) {
+    // Model and flattened optimizer in one dict, without keys of their own.
+    result = std::move(state);
+    result.role = TensorRole::OptimizerState;
   } else if (contains(kOtherKeys, first) || (nesting.keyed && !is_model_key(key))) {
     result.role = TensorRole::Other;
   } else if (is_model_key(key) && rest.starts_with(std::string(key) + '.')) {
@@ -194,8 +207,10 @@ std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, cons
                                      const std::string& of) {
   const Nesting nesting = find_nesting(tensors);
   std::vector<TensorName> names;
+  std::set<std::string_view> all;
+  for (const KeyedName& tensor : tensors) all.insert(tensor.name);
   for (const KeyedName& tensor : tensors) {
-    names.push_back(classify(tensor, nesting));
+    names.push_back(classify(tensor, nesting, all));
     names.back().link = without_wrappers(names.back().name);
   }
   choose_weights(names, rules, of);

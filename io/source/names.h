@@ -54,7 +54,8 @@ struct KeyedName {
 };
 
 /// Derives roles and names from names in a checkpoint. Keys such as `optimizer`, `optimizers`,
-/// `optimizer_0` and `optim` contain optimizer state: `optimizer.state.NAME.exp_avg`. Keys such as
+/// `optimizer_0` and `optim` contain optimizer state: `optimizer.state.NAME.exp_avg`; so do names
+/// `state.NAME.exp_avg` if there is a tensor NAME. Keys such as
 /// `train_state`, `lr_scheduler` and `dataloader` contain other state. If a nested dict has the key
 /// `model` or a synonym, its other keys contain no weights. One key may contain all others, such as
 /// `app` in PyTorch's recipe (`app.model.X`, `app.optim.state.X.exp_avg`).

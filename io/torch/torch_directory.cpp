@@ -11,6 +11,9 @@ namespace tessera::io {
 namespace {
 
 constexpr const char* kSingle = "pytorch_model.bin";
+// FULL_STATE_DICT of accelerate: whole tensors; of the optimizer, by the names of the weights.
+constexpr const char* kAccelerateFull = "pytorch_model_fsdp.bin";
+constexpr const char* kAccelerateOptimizerFull = "optimizer.bin";
 constexpr const char* kIndex = "pytorch_model.bin.index.json";
 
 std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::string> files,
@@ -42,7 +45,7 @@ std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::
 }  // namespace
 
 bool is_torch_directory(const fs::path& dir) {
-  return is_there(dir / kSingle) || is_there(dir / kIndex);
+  return is_there(dir / kSingle) || is_there(dir / kIndex) || is_there(dir / kAccelerateFull);
 }
 
 std::unique_ptr<ShardedSource> open_torch_file(const fs::path& dir, const std::string& name,
@@ -53,6 +56,11 @@ std::unique_ptr<ShardedSource> open_torch_file(const fs::path& dir, const std::s
 std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir) {
   constexpr const char* kKind = "Hugging Face model";
   if (is_there(dir / kSingle)) return open_files(dir, {kSingle}, kKind);
+  if (!is_there(dir / kIndex)) {
+    std::vector<std::string> files{kAccelerateFull};
+    if (is_there(dir / kAccelerateOptimizerFull)) files.push_back(kAccelerateOptimizerFull);
+    return open_files(dir, files, "accelerate FSDP (whole state dict)");
+  }
   const WeightMap map = read_weight_map(dir / kIndex);
   auto source = open_files(dir, map.files, kKind);
   std::set<std::string> found;

@@ -7,10 +7,10 @@
 
 namespace tessera::io {
 
-/// Whether a directory has pytorch_model.bin or its index.
+/// Whether a directory has pytorch_model.bin or its index, or accelerate's pytorch_model_fsdp.bin.
 bool is_torch_directory(const fs::path& dir);
 
-/// Opens such a directory of a Hugging Face model. The files are pickles, which are parsed and never
+/// Opens such a directory of a Hugging Face model, or of accelerate. The files are pickles, which are parsed and never
 /// executed. @throws as read_saved_state; Unsupported on parts of tensors; CorruptCheckpoint if a
 /// tensor is not in the file that the index names
 std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir);

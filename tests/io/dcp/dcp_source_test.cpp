@@ -60,7 +60,7 @@ std::map<std::string, Whole> expected_tensors(const fs::path& dir) {
 
 TEST_CASE("PyTorch's shards are read as the tensors were in memory") {
   for (const char* name : {"fsdp-gpt2", "fsdp-wrapped", "torchtitan", "mixed", "dcp-safetensors",
-                           "lightning", "strided"}) {
+                           "lightning", "accelerate", "strided"}) {
     CAPTURE(name);
     const auto expected = expected_tensors(kFixtures / name);
     const auto source = open_fixture(kFixtures / name);
@@ -74,6 +74,18 @@ TEST_CASE("PyTorch's shards are read as the tensors were in memory") {
       CHECK(read_raw(*source, tensor, 0, numel(tensor.shape)) == whole.bytes);
     }
   }
+}
+
+TEST_CASE("an unfinished save of accelerate is detected, and several models are not mixed") {
+  const TempDir dir;
+  fs::copy(kFixtures / "accelerate", dir.path() / "a", fs::copy_options::recursive);
+  fs::copy(dir.path() / "a/pytorch_model_fsdp_0", dir.path() / "a/pytorch_model_fsdp_1");
+  CHECK_THROWS_HOLDING(InvalidArgument, "a holds several models; give one, such as",
+                       open_sharded(dir.path() / "a", {}));
+  fs::remove_all(dir.path() / "a/pytorch_model_fsdp_1");
+  fs::remove(dir.path() / "a/optimizer_0/.metadata");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "optimizer_0 has shards, but no .metadata",
+                       open_sharded(dir.path() / "a", {}));
 }
 
 TEST_CASE("PyTorch 2.1's ShardedTensor and DTensor are read") {

@@ -3,7 +3,7 @@
 
 usage: make_fixtures.py [NAME ...]
 
-Needs torch (written with 2.15.0) and safetensors. Each fixture is saved by several processes over
+Needs torch (written with 2.15.0) and safetensors; accelerate needs accelerate. Each fixture is saved by several processes over
 gloo. expected.safetensors next to it has the whole tensors by their names in the checkpoint, written by the first rank from
 memory, not read back.
 """
@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import sys
+import types
 
 import torch
 import torch.distributed as dist
@@ -210,6 +211,28 @@ def lightning(world):
                    directory / "meta.pt")
 
 
+def accelerate(world):
+    """accelerate's save_state with FSDP2: a checkpoint for the model, and one for the optimizer."""
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
+
+    PartialState(cpu=True)
+    directory, rank = ROOT / "accelerate", dist.get_rank()
+    if rank == 0:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+    model = Mlp()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = train_step(model)
+    expected = flatten({"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)})
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    run = types.SimpleNamespace(num_processes=world, process_index=rank, is_main_process=rank == 0, wait_for_everyone=dist.barrier, is_fsdp2=True)
+    save_fsdp_model(plugin, run, model, directory)
+    save_fsdp_optimizer(plugin, run, optimizer, model, directory)
+    if rank == 0:
+        save_file(expected, directory / "expected.safetensors.golden")
+
+
 def strided(world):
     """Tensors that are not row-major, e.g. a tied transpose or a permuted kernel."""
     save("strided", {"transposed": ramp(4, 3).t(), "permuted": ramp(2, 3, 4).permute(2, 0, 1), "plain": ramp(2, 2)})
@@ -263,7 +286,7 @@ def refused(world):
                           "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
 
 
-FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, strided: 1, refused: 1, experts: 3}
+FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, accelerate: 2, strided: 1, refused: 1, experts: 3}
 
 
 def run(rank, index, world):

@@ -113,6 +113,17 @@ TEST_CASE("a tensor's role depends on its path") {
   }
 }
 
+TEST_CASE("flattened state of an optimizer may be beside the weights") {
+  const auto names = name_all({{"model.x.weight", ""},
+                               {"state.model.x.weight.exp_avg", ""},
+                               {"state.y.weight", ""},
+                               {"state.z.exp_avg", ""}});
+  CHECK(names[1].role == TensorRole::OptimizerState);
+  CHECK(names[1].str() == "exp_avg/model.x.weight");
+  // A module of the model may be called state.
+  for (const std::size_t i : {0, 2, 3}) CHECK(names[i].role == TensorRole::Weight);
+}
+
 TEST_CASE("--select and --exclude choose weights by their names at the source") {
   const std::vector<KeyedName> all{{"model.x", "model"},
                                    {"model.loss.w", "model"},
