@@ -391,7 +391,7 @@ def cases(o, world):
 
 
 def worker(rank, world, root, todo):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29810 + world), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + 7 * os.getppid() % 20000), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
                       LOCAL_WORLD_SIZE=str(world), NODE_RANK="0")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -406,6 +406,7 @@ def worker(rank, world, root, todo):
 
             (folder / "not saved").write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         dist.barrier()
+        (folder / "saved").touch()
     dist.destroy_process_group()
 
 
@@ -444,6 +445,8 @@ def open_all(python, folders):
 
 def check(tessera, folder, moments, refused):
     """What differs; "" if nothing does."""
+    if not (folder / "saved").exists():
+        return "the process that saves it crashed"
     if (folder / "not saved").exists():
         return "not saved: " + (folder / "not saved").read_text().splitlines()[0]
     source = next(p for p in map(folder.joinpath, ("shards", "shards.pt", "shards.ckpt")) if p.exists())
@@ -500,10 +503,13 @@ def main():
     for world in o.ranks:
         root.mkdir(exist_ok=True)
         for name in dict.fromkeys(name for name, *_ in cases(o, world)):
-            todo = [case for case in cases(o, world) if case[0] == name and not (root / case[3]).exists()]
-            if todo:  # in processes of their own: libraries change global state
-                mp.spawn(worker, (world, root, todo), nprocs=world)
+            for _ in range(3):  # PyTorch 2.4 sometimes crashes
+                todo = [case for case in cases(o, world) if case[0] == name and not (root / case[3] / "saved").exists()]
+                if todo:  # in processes of their own: libraries change global state
+                    with contextlib.suppress(mp.ProcessExitedException):
+                        mp.spawn(worker, (world, root, todo), nprocs=world)
         for name, kind, dtype, key in cases(o, world):
+            (root / key).mkdir(exist_ok=True)
             (root / key / "config.json").write_text(json.dumps(make(kind, torch.float32).config.to_dict()))
             found[key] = (name, world, check(o.build / "bin/tessera", root / key, *LAYOUTS[name][3:]))
     opened = [key for key, (name, _, wrong) in found.items() if not wrong and not LAYOUTS[name][4]]

@@ -1,77 +1,110 @@
 #!/usr/bin/env python3
 """PyTorch part of consolidate.py.
 
-  consolidate_torch.py make-dcp MODEL.safetensors DIR WORLD     saves the weights as a Distributed Checkpoint of WORLD ranks
-  consolidate_torch.py make-merge MODEL.safetensors DIR WORLD   saves each rank's part of every weight, flat, with torch.save
-  consolidate_torch.py dcp DIR FILE                             dcp_to_torch_save
-  consolidate_torch.py merge DIR FILE                           loads all parts, concatenates them, and saves the whole
+  consolidate_torch.py make LAYOUT MODEL DIR WORLD   saves the weights of a Hugging Face directory as WORLD ranks would: dcp, hf
+                                                     (torch's HuggingFaceStorageWriter), verl or deepspeed (ZeRO-3, with AdamW's state)
+  consolidate_torch.py merge LAYOUT DIR OUT          makes a whole model of them, with the layout's own program
 """
-import glob, json, os, struct, sys
+import json, os, pathlib, shutil, struct, subprocess, sys
 
 import torch
 
 from common import free_port
 
 
-def tensors(path):
-    """Yields (name, view of the mapped file) for each weight; F32 only."""
+def header(path):
+    """Entries of a safetensors file, and the offset of its data."""
     with open(path, "rb") as f:
         length = struct.unpack("<Q", f.read(8))[0]
-        header = json.loads(f.read(length))
-    size = os.path.getsize(path) - 8 - length
-    data = torch.from_file(path, shared=False, size=8 + length + size, dtype=torch.uint8)[8 + length:]
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
+        entries = json.loads(f.read(length))
+    entries.pop("__metadata__", None)
+    return entries, 8 + length
+
+
+def tensors(path):
+    """Yields (name, view of the mapped file) for each weight; F32 only."""
+    entries, start = header(path)
+    data = torch.from_file(path, shared=False, size=os.path.getsize(path), dtype=torch.uint8)[start:]
+    for name, entry in entries.items():
         assert entry["dtype"] == "F32"
         begin, end = entry["data_offsets"]
         yield name, data[begin:end].view(torch.float32).reshape(entry["shape"])
 
 
-def save_dcp_rank(rank, path, folder, world, port):
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+def sharded(path, rank, world):
+    """The state dict of a rank, with DTensors like FSDP2's."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     state = {}
     for name, whole in tensors(path):
-        parts = whole.chunk(world, dim=0)  # like FSDP
+        parts = whole.chunk(world, dim=0)
         mine = parts[rank].clone() if rank < len(parts) else whole[:0].clone()
         state[name] = DTensor.from_local(mine, mesh, [Shard(0)], shape=whole.shape, stride=whole.stride())
-    dcp.save({"model": state}, checkpoint_id=folder)
+    return state
+
+
+def train_deepspeed(model, folder):
+    os.environ.update(DS_BUILD_OPS="0", DS_ACCELERATOR="cpu")
+    import deepspeed
+    import transformers
+    deepspeed.init_distributed("gloo", verbose=False)
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model)).bfloat16()
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True, "bf16": {"enabled": True},
+                "zero_optimization": {"stage": 3}}
+    engine, *_ = deepspeed.initialize(model=module, optimizer=torch.optim.AdamW(module.parameters(), lr=1e-4), config=settings)
+    engine.backward(engine(torch.arange(8)[None]).logits.float().square().mean())
+    engine.step()
+    engine.save_checkpoint(folder)
+
+
+def save_rank(rank, layout, model, folder, world, port):
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    torch.set_num_threads(1)
+    if layout == "deepspeed":
+        train_deepspeed(model, folder)
+        return
+    dist.init_process_group("gloo")
+    state = sharded(f"{model}/model.safetensors", rank, world)
+    if layout == "dcp":
+        dcp.save({"model": state}, checkpoint_id=folder)
+    elif layout == "hf":
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+    else:
+        os.makedirs(folder, exist_ok=True)
+        torch.save(state, f"{folder}/model_world_size_{world}_rank_{rank}.pt")
     dist.destroy_process_group()
 
 
-def main():
-    what, *words = sys.argv[1:]
-    if what == "make-dcp":
-        path, folder, world = words
-        torch.multiprocessing.spawn(save_dcp_rank, (path, folder, int(world), free_port()), nprocs=int(world))
-    elif what == "make-merge":
-        path, folder, world = words
-        os.makedirs(folder)
-        for rank in range(int(world)):
-            flat, shapes = {}, {}
-            for name, whole in tensors(path):
-                parts = whole.reshape(-1).chunk(int(world))
-                flat[name] = parts[rank].clone() if rank < len(parts) else torch.empty(0)
-                shapes[name] = whole.shape
-            torch.save({"flat": flat, "shapes": shapes}, f"{folder}/zero_pp_rank_{rank}.pt")
-    elif what == "dcp":
+def make(layout, model, folder, world):
+    torch.multiprocessing.spawn(save_rank, (layout, model, folder, int(world), free_port()), nprocs=int(world))
+    config = pathlib.Path(folder)
+    if layout == "verl":
+        (config / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": int(world)}))
+        config = config / "huggingface"
+        config.mkdir()
+    shutil.copy(f"{model}/config.json", config)
+
+
+def merge(layout, folder, out):
+    if layout == "dcp":
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-        dcp_to_torch_save(*words)
-    elif what == "merge":
-        folder, out = words
-        ranks = [torch.load(name, weights_only=True) for name in sorted(glob.glob(f"{folder}/*.pt"))]
-        merged = {name: torch.cat([rank["flat"][name] for rank in ranks]).view(shape)
-                  for name, shape in ranks[0]["shapes"].items()}
-        torch.save(merged, out)
+        dcp_to_torch_save(folder, out)
+    elif layout.startswith("hf"):
+        from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+        names = {name: 1 for file in pathlib.Path(folder).glob("*.safetensors") for name in header(file)[0]}
+        os.mkdir(out)
+        consolidate_safetensors_files(folder, out, fqn_to_index_mapping=names, num_threads=int(layout[2:]))
+    elif layout == "deepspeed":
+        from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
+        convert_zero_checkpoint_to_fp32_state_dict(folder, out, safe_serialization=True)
     else:
-        sys.exit(__doc__)
+        sys.exit(subprocess.call([sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", folder,
+                                  "--target_dir", out]))
 
 
 if __name__ == "__main__":
-    main()
+    {"make": make, "merge": merge}[sys.argv[1]](*sys.argv[2:])
