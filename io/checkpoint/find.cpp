@@ -35,8 +35,8 @@ std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", k
 std::vector<StepItem> list_steps(const fs::path& run_or_checkpoints_dir) {
   std::error_code error;
   fs::path dir = run_or_checkpoints_dir;
-  require<IoError>(!fs::is_regular_file(dir, error),
-                   "{} is a file; give the directory of a checkpoint or a run", dir.string());
+  require(!fs::is_regular_file(dir, error),
+          "{} is a file; give the directory of a checkpoint or a run", dir.string());
   if (fs::is_directory(dir / "checkpoints", error)) dir /= "checkpoints";
   std::vector<StepItem> items;
   for (const fs::path& path : list_directory(dir)) {

@@ -27,7 +27,8 @@ struct StepItem {
 };
 
 /// Entries `step-N...` of a run directory (in its `checkpoints/`) or of a directory of checkpoints,
-/// sorted by step, then by name. @throws IoError if the directory cannot be read
+/// sorted by step, then by name.
+/// @throws InvalidArgument if it is a file, IoError if it cannot be read
 std::vector<StepItem> list_steps(const fs::path& run_or_checkpoints_dir);
 
 /// Committed checkpoints in list_steps(): directories `step-N` with an index, or unreadable ones.

@@ -16,6 +16,7 @@
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
 #include "io/pump/write_files.h"
+#include "io/seal/seal.h"
 
 namespace tessera::io {
 namespace {
@@ -248,6 +249,12 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   };
   for (const std::string& text : plan.source.warnings) warn(text);
 
+  if (!plan.source.checkpoint) {
+    const auto most =
+        static_cast<int>(std::min<std::int64_t>(options.memory / kLeastJobMemory, 64));
+    require_seal_intact(
+        source, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
+  }
   ConsolidateProgress progress;
   for (const ExportFile& file : plan.files) progress.total += file.plan.file_size;
 

@@ -41,6 +41,8 @@ struct ConsolidateOptions {
   bool overwrite = false;            ///< replace an earlier export at `out`
   /// Rules for names in other programs' checkpoints; see open_consolidate_source.
   NameRules names;
+  /// List tensors that are not the model's, too, and accept missing ones: for comparisons.
+  bool partial = false;
   /// Patterns (see is_chosen) that select tensors to export by the names in the output. Moments are
   /// selected with their weight. Empty: exports all.
   std::vector<std::string> tensors;
@@ -60,6 +62,9 @@ struct ConsolidateOptions {
   bool direct_io = true;
   /// Called every few MiB; calls are serialized. Returning false throws ConsolidationStopped.
   std::function<bool(const ConsolidateProgress&)> progress;
+  /// Called with the bytes read and the total while files with a seal are compared with it, before
+  /// the first write. Calls are serialized.
+  std::function<void(std::int64_t done, std::int64_t total)> checked;
   /// Called with each warning before the first write: the warnings of ConsolidatePlan, and one if
   /// an unfinished export is removed.
   std::function<void(const std::string&)> warn;
@@ -120,7 +125,8 @@ class ConsolidationStopped : public Error {
 /// checkpoint of tessera, a Hugging Face directory, or a PyTorch Distributed Checkpoint of FSDP,
 /// torchtitan or Lightning. See open_consolidate_source for names and configuration.
 ///
-/// Buffers take at most `memory` bytes, and metadata about 3 KiB per tensor. Verifies checksums.
+/// Buffers take at most `memory` bytes, and metadata about 3 KiB per tensor. Verifies checksums,
+/// and first the seal of another program's files, if they have one (see write_seal).
 /// Writes into `<out>.tmp`, syncs it and renames it, so that `out` is always complete, absent, or
 /// the former export. io/FORMAT.md lists the files of both formats.
 ///

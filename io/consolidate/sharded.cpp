@@ -8,12 +8,14 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
 #include "io/consolidate/side_files.h"
+#include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
 
@@ -70,7 +72,7 @@ std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSou
     require(!is_hf,
             "{} is a {} without config.json, so its model is unknown; give a config.json with "
             "--config, or write its tensors unchanged with --format safetensors",
-            options.like.value_or(source.path()).string(), source.kind());
+            options.like ? options.like->string() : source.where(), source.kind());
     return model;
   }
   const std::string type = read_config(result, file);
@@ -105,6 +107,15 @@ std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSou
   else
     result.skipped.push_back({kConfigFile, why + ": tensors are written unchanged"});
   return {};
+}
+
+// A training checkpoint inside of a directory with a model, such as Trainer's global_step500.
+std::string folder_with_state(const fs::path& dir) {
+  std::error_code error;
+  for (const fs::path& path : list_directory(dir, error))
+    if (fs::is_directory(path, error) && (is_deepspeed(path) || is_there(path / ".metadata")))
+      return path.string();
+  return "";
 }
 
 bool any_has(const std::vector<std::string>& names, std::string_view part) {
@@ -164,8 +175,11 @@ class ShardedExport {
       if (names_[i].role == TensorRole::Other) skip(i, names_[i].why);
     require<Unsupported>(refused_.empty(), "{} has tensors that tessera does not read:{}", where,
                          refused_);
+    const std::string folder =
+        wants_optimizer && result_.optimizer.empty() ? folder_with_state(result_.path) : "";
     require(!wants_optimizer || !result_.optimizer.empty(),
-            "{} is a {} and holds no optimizer state under names of weights", where, result_.kind);
+            "{} is a {} and holds no optimizer state under names of weights{}", where, result_.kind,
+            folder.empty() ? "" : "; give its folder " + folder + ", which may have it");
     require(!wants_weights || !result_.weights.empty(), "{} is a {} and holds no weights", where,
             result_.kind);
     result_.sources.push_back(std::move(parts_));
@@ -223,7 +237,9 @@ class ShardedExport {
     Entry entry = this->entry(i);
     const bool is_state = names_[i].role == TensorRole::OptimizerState;
     if (!entry.refused.empty()) {
-      if (is_chosen(options_.tensors, is_state ? name.substr(name.find('/') + 1) : name))
+      if (options_.partial)
+        skip(i, "of a dtype that tessera does not read");
+      else if (is_chosen(options_.tensors, is_state ? name.substr(name.find('/') + 1) : name))
         refused_ += fmt::format("\n  {} {}", entry.info.name, entry.refused);
       else
         skip(i, "not selected");
@@ -255,13 +271,20 @@ class ShardedExport {
   void add_model() {
     const ModelMatch match = match_model(*model_, source_, names_, rules_.is_auto());
     check_one_model(match.layout);
-    check_match(match);
+    if (!options_.partial) check_match(match);
     for (std::size_t t = 0; t < model_->tensors.size(); ++t)
-      add_weight(*match.found[t], model_->tensors[t].name, &model_->tensors[t], match.layout);
+      if (match.found[t])
+        add_weight(*match.found[t], model_->tensors[t].name, &model_->tensors[t], match.layout);
     for (const std::size_t i : match.extra)
       add_weight(i, names_[i].name.substr(match.layout.prefix.size()));
     for (const auto& [i, why] : match.ignored) skip(i, why);
     is_held_ = match.layout.is_held;
+    if (!options_.partial) return;
+    std::set<std::size_t> ignored;
+    for (const auto& [i, why] : match.ignored) ignored.insert(i);
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      if (is_weight(names_[i]) && !ignored.contains(i) && !exported_.contains(i))
+        add_weight(i, names_[i].name.substr(match.layout.prefix.size()));
   }
 
   // Pattern of the names at the source of weights that have a prefix.

@@ -296,6 +296,12 @@ std::vector<TensorInfo> lora_tensors(const Json& model) {
 
 bool is_peft(const fs::path& dir) { return is_there(dir / kPeftConfig); }
 
+std::unique_ptr<ShardedSource> open_peft_tensors(const fs::path& dir) {
+  return is_there(dir / kPeftWeights) || !is_there(dir / kOldPeftWeights)
+             ? open_safetensors_file(dir, kPeftWeights, kPeftKind)
+             : open_torch_file(dir, kOldPeftWeights, kPeftKind);
+}
+
 std::string peft_base(const fs::path& dir) {
   const Json config = read_peft_config(dir);
   const auto base = config.is_object() ? config.find("base_model_name_or_path") : config.end();
@@ -307,10 +313,7 @@ PeftAdapter open_peft(const fs::path& dir, const Json& model) {
   const std::string where = (dir / kPeftConfig).string();
   check_peft_config(config, where);
   PeftAdapter adapter;
-  auto source =
-      std::make_unique<PeftSource>(is_there(dir / kPeftWeights) || !is_there(dir / kOldPeftWeights)
-                                       ? open_safetensors_file(dir, kPeftWeights, kPeftKind)
-                                       : open_torch_file(dir, kOldPeftWeights, kPeftKind));
+  auto source = std::make_unique<PeftSource>(open_peft_tensors(dir));
 
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : source->file().tensors()) found.emplace(tensor.name, &tensor);

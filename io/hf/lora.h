@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/hf/model_source.h"
+#include "io/source/sharded_source.h"
 
 namespace tessera::io {
 
@@ -38,6 +39,9 @@ std::vector<TensorInfo> lora_tensors(const Json& model);
 
 /// Whether a directory holds an adapter in PEFT's format.
 bool is_peft(const fs::path& dir);
+
+/// The tensors of an adapter in PEFT's format, under its names. @throws as open_sharded
+std::unique_ptr<ShardedSource> open_peft_tensors(const fs::path& dir);
 
 /// An adapter in PEFT's format.
 struct PeftAdapter {

@@ -300,8 +300,8 @@ std::vector<TensorName> name_all(const ShardedSource& source, const NameRules& r
     keyed.push_back({source.tensors()[i].name, source.top_keys()[i]});
   for (const ShardedSource::Unreadable& tensor : source.unreadable())
     keyed.push_back({tensor.name, tensor.top_key});
-  std::vector<TensorName> names = name_tensors(keyed, rules, source.path().string());
-  check_distinct(names, source.path().string());
+  std::vector<TensorName> names = name_tensors(keyed, rules, source.where());
+  check_distinct(names, source.where());
   return names;
 }
 

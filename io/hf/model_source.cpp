@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/gguf/header.h"
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
@@ -70,6 +71,10 @@ Json read_hf_config(const fs::path& file) {
 void require_model_directory(const fs::path& path) {
   std::error_code error;
   require<IoError>(is_there(path), "{} does not exist", path.string());
+  require(!is_gguf(path),
+          "{} is a GGUF file; write it as a Hugging Face directory first: `tessera consolidate {} "
+          "DIR`",
+          path.string(), path.string());
   require(
       fs::is_directory(path, error) || is_saved_file(path),
       "{} is a file; give a checkpoint, a run, a file of torch.save (.ckpt, .pt, .pth, .bin), or "

@@ -9,9 +9,9 @@
 
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
-#include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
+#include "io/pump/arrange.h"
 #include "io/pump/pump.h"
 
 namespace tessera::io {
@@ -54,27 +54,6 @@ bool has_infinite_f16(const char* values, std::int64_t n) {
     found |= (bits & 0x7fffU) == 0x7c00U;
   }
   return found;
-}
-
-/// Calls f(begin, row, from, to) for the elements [first, last) of the swapped order: elements
-/// [from, to) of a row of the matrix of [rows, columns, inner] elements that begins at `begin`.
-template <typename F>
-void for_each_swapped_run(const Swap& swap, std::int64_t first, std::int64_t last, F&& f) {
-  const std::int64_t stride = swap.rows * swap.inner, size = stride * swap.columns;
-  // Elements of a row that are before element `end` of the swapped order.
-  const auto before = [&](std::int64_t row, std::int64_t end) {
-    const std::int64_t rest =
-        std::clamp(end % stride - row * swap.inner, std::int64_t{0}, swap.inner);
-    return end / stride * swap.inner + rest;
-  };
-  for (std::int64_t begin = first / size * size; begin < last; begin += size) {
-    const std::int64_t low = std::max(first - begin, std::int64_t{0});
-    const std::int64_t high = std::min(last - begin, size);
-    for (std::int64_t row = 0; row < swap.rows; ++row) {
-      const std::int64_t from = before(row, low), to = before(row, high);
-      if (from < to) f(begin, row, from, to);
-    }
-  }
 }
 
 /// A tensor that output parts share, because a chunk may begin in one part and end in another.
@@ -221,10 +200,8 @@ class Writer {
          first = last) {
       last = std::min(first + most, share.bounds.back());
       char* const out = encodes ? staged.data() : place;
-      if (part.swap)
-        read_swapped(share, lane, first, last, out);
-      else
-        read(share, lane, first, last, out);
+      gather_arranged(lane, *share.tensor, part.swap, part.stored, first, last, part.dtype, out,
+                      grain_.block);
       if (!encodes) return;
       require(
           encode_q8_0(reinterpret_cast<const float*>(staged.data()), last - first, place),
@@ -233,61 +210,6 @@ class Writer {
           part.source->path().string(), part.source->title(part.source_name));
       place += (last - first) / unit.elements * unit.bytes;
     }
-  }
-
-  // Elements [first, last) in the source's order.
-  void read(const Share& share, Pump::Lane& lane, std::int64_t first, std::int64_t last,
-            char* out) const {
-    const OutputPart& part = *share.state->part;
-    if (part.stored == Encoding::Plain) {
-      lane.gather(*share.tensor, std::vector{first, last}, part.dtype, out);
-      return;
-    }
-    const std::int64_t most = grain_.block / 16 / kQ8Elements;  // blocks read at once
-    std::vector<char> blocks;
-    std::vector<float> values;
-    for (std::int64_t at = first, end; at < last; at = end) {
-      const std::int64_t begin = at / kQ8Elements;
-      end = std::min(last, (begin + most) * kQ8Elements);
-      const std::int64_t n = (end + kQ8Elements - 1) / kQ8Elements - begin;
-      blocks.resize(static_cast<std::size_t>(n * kQ8Bytes));
-      values.resize(static_cast<std::size_t>(n * kQ8Elements));
-      lane.gather(*share.tensor, std::vector{begin * kQ8Bytes, (begin + n) * kQ8Bytes}, DType::U8,
-                  blocks.data());
-      decode_q8_0(blocks.data(), n * kQ8Elements, values.data());
-      convert_elements(DType::F32, values.data() + (at - begin * kQ8Elements), part.dtype,
-                       out + (at - first) * part.width(), end - at);
-    }
-  }
-
-  // Elements [first, last) of the swapped order.
-  void read_swapped(const Share& share, Pump::Lane& lane, std::int64_t first, std::int64_t last,
-                    char* out) const {
-    const OutputPart& part = *share.state->part;
-    const Swap swap = *part.swap;
-    const std::int64_t width = part.width(), stride = swap.rows * swap.inner;
-    const std::int64_t most = grain_.block / 2 / width;  // elements read at once
-    std::vector<char> run;
-    for_each_swapped_run(
-        swap, first, last,
-        [&](std::int64_t begin, std::int64_t row, std::int64_t from, std::int64_t to) {
-          const std::int64_t source = begin + row * swap.columns * swap.inner;
-          for (std::int64_t end; from < to; from = end) {
-            end = std::min(from + most, to);
-            run.resize(static_cast<std::size_t>((end - from) * width));
-            read(share, lane, source + from, source + end, run.data());
-            const char* in = run.data();
-            for (std::int64_t n = 0, at = from; at < end; at += n) {
-              const std::int64_t within = at % swap.inner;
-              n = std::min(swap.inner - within, end - at);
-              const std::int64_t to_element =
-                  begin + at / swap.inner * stride + row * swap.inner + within;
-              std::memcpy(out + (to_element - first) * width, in,
-                          static_cast<std::size_t>(n * width));
-              in += n * width;
-            }
-          }
-        });
   }
 
   std::vector<Share> shares_of(FileState& file, const Block& block) {

@@ -148,8 +148,10 @@ void choose_weights(std::vector<TensorName>& names, const NameRules& rules, cons
       if (name.role != TensorRole::OptimizerState) sources.push_back(name.source);
     check_patterns(patterns, sources, option, of);
   };
-  check(rules.select, "--select");
-  check(rules.exclude, "--exclude");
+  if (rules.must_match) {
+    check(rules.select, "--select");
+    check(rules.exclude, "--exclude");
+  }
   for (TensorName& name : names) {
     if (name.role == TensorRole::OptimizerState) continue;
     const bool selected = !rules.select.empty() && is_chosen(rules.select, name.source);
@@ -164,12 +166,13 @@ void choose_weights(std::vector<TensorName>& names, const NameRules& rules, cons
   }
 }
 
-// Applies `change` to each name; throws if it changes none.
+// Applies `change` to each name; throws if it must change one and changes none.
 template <typename F>
-void change_all(std::span<TensorName* const> names, const std::string& rule, F&& change) {
+void change_all(std::span<TensorName* const> names, const std::string& rule, bool must_change,
+                F&& change) {
   bool changed = false;
   for (TensorName* const name : names) changed = change(name->name) || changed;
-  if (changed) return;
+  if (changed || !must_change) return;
   std::vector<std::string_view> some;
   for (const TensorName* const name : names.first(std::min(names.size(), kListed)))
     some.push_back(name->name);
@@ -224,7 +227,7 @@ std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, cons
     changed.push_back(&name);
   }
   for (const std::string& prefix : rules.prefixes) {
-    change_all(changed, "--strip " + prefix, [&](std::string& name) {
+    change_all(changed, "--strip " + prefix, rules.must_match, [&](std::string& name) {
       const bool has = name.starts_with(prefix);
       if (has) name.erase(0, prefix.size());
       return has;
@@ -232,7 +235,7 @@ std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, cons
   }
   for (const std::string& text : rules.renames) {
     const Rename rename = parse_rename(text);
-    change_all(changed, "--rename " + text, [&](std::string& name) {
+    change_all(changed, "--rename " + text, rules.must_match, [&](std::string& name) {
       if (name.size() > kLongestRenamed || !std::regex_search(name, rename.old)) return false;
       name = std::regex_replace(name, rename.old, rename.replacement);
       return true;

@@ -21,6 +21,7 @@ struct NameRules {
   /// Patterns (see is_chosen) of names in the checkpoint. If `select` is not empty, tensors that
   /// match one of its patterns are the weights, whatever their key; `exclude` removes weights.
   std::vector<std::string> select = {}, exclude = {};
+  bool must_match = true;  ///< whether a rule that matches no name is an error
 
   /// Whether names of a model may be searched behind any prefix.
   bool is_auto() const { return strip_wrappers && prefixes.empty(); }

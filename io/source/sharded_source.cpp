@@ -89,7 +89,7 @@ const ShardedSource::StoredTensor& ShardedSource::find(const std::string& name) 
                          "{}: tensor {} has dtype {}, which tessera does not read",
                          file_of(other).string(), name, other.dtype);
   }
-  throw InvalidArgument("{} holds no tensor {}", dir_.string(), name);
+  throw InvalidArgument("{} holds no tensor {}", where_, name);
 }
 
 // Reads the directory of the block's archive on first use. Threads may do so concurrently.

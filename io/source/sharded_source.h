@@ -36,7 +36,11 @@ class ShardedSource final : public TensorSource {
   ///              ZeRO-3 checkpoint", ...; or of its file: "PyTorch Lightning checkpoint", "PyTorch
   ///              file"
   ShardedSource(fs::path dir, std::string kind)
-      : dir_(std::move(dir)), config_dir_(dir_), kind_(std::move(kind)), open_files_(dir_) {}
+      : dir_(std::move(dir)),
+        config_dir_(dir_),
+        kind_(std::move(kind)),
+        where_(dir_.string()),
+        open_files_(dir_) {}
 
   /// @param dtype              as in the source
   /// @param safetensors_dtype  safetensors name of the dtype; empty if there is none
@@ -51,9 +55,12 @@ class ShardedSource final : public TensorSource {
   void warn_of_loss(std::vector<std::string> warnings) { loss_warnings_ = std::move(warnings); }
   void set_left_out(std::vector<std::string> moments) { left_out_ = std::move(moments); }
   void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
+  void set_where(std::string where) { where_ = std::move(where); }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const std::string& kind() const { return kind_; }
+  /// What was opened, for messages: path(), or the file of a source of one file.
+  const std::string& where() const { return where_; }
   /// Directory of the model's config.json and tokenizer, if it has them; path() by default.
   const fs::path& config_dir() const { return config_dir_; }
   /// Names of entries that are not tensors.
@@ -110,6 +117,7 @@ class ShardedSource final : public TensorSource {
   const fs::path dir_;
   fs::path config_dir_;
   const std::string kind_;
+  std::string where_;
   std::vector<TensorInfo> infos_;
   std::vector<std::string> top_keys_, objects_, files_, warnings_, loss_warnings_, left_out_;
   std::vector<Unreadable> unreadable_;

@@ -220,6 +220,7 @@ std::unique_ptr<ShardedSource> open_saved_file(const fs::path& file) {
   const fs::path dir = file.has_parent_path() ? file.parent_path() : fs::path(".");
   auto source = std::make_unique<ShardedSource>(
       dir, state.lightning ? "PyTorch Lightning checkpoint" : "PyTorch file");
+  source->set_where(file.string());
   Assembly assembly(std::move(source), {file.filename().string()});
   assembly.add(0, state);
   return assembly.finish();

@@ -228,6 +228,11 @@ void require_torch_archive(const ByteRange& archive) {
   require<Unsupported>(archive.read(0, head) != kPointer,
                        "{} is a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
                        archive.name());
+  // The length of a safetensors header, and its first byte.
+  require<Unsupported>(archive.size() < 10 || archive.read(4, 5) != std::string("\0\0\0\0{", 5),
+                       "{} is a safetensors file under the name of a file of torch.save; rename it "
+                       "to model.safetensors in a directory of its own",
+                       archive.name());
   require<Unsupported>(archive.size() < 2 || archive.read(0, 2) == "PK",
                        "{} is no zip archive: PyTorch before 1.6 wrote it; load and save it once "
                        "with a newer PyTorch",

@@ -347,7 +347,7 @@ TEST_CASE_FIXTURE(Finished, "paths that are no run, checkpoint or model") {
   refuse(kUsage, {"consolidate", file, absent, "--strip", "auto", "--strip", "x."},
          {"--strip auto cannot be combined"});
   refuse(kIo, {"checkpoint", "list", absent}, {absent, "No such file"});
-  refuse(kIo, {"checkpoint", "verify", file}, {file, "is a file"});
+  refuse(kUsage, {"checkpoint", "verify", file}, {file, "is a file"});
   fs::create_directory(dir.path() / "torch");
   dir.write("torch/config.json", "{}");
   dir.write("torch/pytorch_model.bin", "PK");

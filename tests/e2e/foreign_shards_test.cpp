@@ -47,7 +47,130 @@ TEST_CASE("shards of other programs are verified by the checksums that they have
   const std::string plain = dir.file("plain");
   run_to(0, {"consolidate", ranks, plain, "--format", "safetensors", "--strip", "none"});
   for (const char* name : {"tessera.json", "index.json"}) fs::remove(fs::path(plain) / name);
-  CHECK(holds(run_to(0, {"checkpoint", "verify", plain}).out, "(220 B have none: not verifiable)"));
+  CHECK(holds(run_to(0, {"checkpoint", "verify", plain}).out,
+              "220 B have no checksum; `tessera checkpoint seal " + plain + "` records them"));
+}
+
+void flip(const std::string& file, std::int64_t byte) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(byte, byte < 0 ? std::ios::end : std::ios::beg);
+  const auto at = stream.tellg();
+  const char old = static_cast<char>(stream.get());
+  stream.seekp(at);
+  stream.put(static_cast<char>(old ^ 1));
+}
+
+TEST_CASE("a seal makes damage of files without checksums visible to every command") {
+  const TempDir dir;
+  const std::string model = dir.file("model"), out = dir.file("out");
+  run_to(0, {"consolidate", fixture("fsdp-gpt2"), model});
+  const Json sealed = json_of({"checkpoint", "seal", model, "--json"});
+  CHECK(sealed["seal"] == model + "/tessera.seal.json");
+  CHECK(sealed["files"] == 2);
+  CHECK(holds(run_to(0, {"checkpoint", "verify", model}).out, "checksums right, as sealed on "));
+  CHECK(json_of({"checkpoint", "verify", "--json", model})["unverifiable_bytes"] == 0);
+  CHECK(holds(run_to(2, {"checkpoint", "seal", model}).err, "--overwrite"));
+  flip(model + "/model.safetensors", -3);
+  const auto damaged = run_to(1, {"checkpoint", "verify", model});
+  CHECK(holds(damaged.out, "model.safetensors: bytes 0 to "));
+  CHECK(holds(damaged.out, "the checksum is not that of the seal"));
+  CHECK(holds(damaged.out, "(tensor "));
+  const auto refused = run_to(3, {"consolidate", model, out});
+  CHECK(holds(refused.err, "files differ from " + model + "/tessera.seal.json"));
+  CHECK_FALSE(fs::exists(out));
+  CHECK(holds(run_to(3, {"checkpoint", "diff", model, model}).err, "model.safetensors: bytes 0"));
+  CHECK(holds(run_to(3, {"checkpoint", "seal", model, "--overwrite"}).err, "is not replaced"));
+  flip(model + "/model.safetensors", -3);
+  std::ofstream(model + "/README.md") << "new";
+  const auto more = run_to(0, {"checkpoint", "verify", model});
+  CHECK(holds(more.out, "note: README.md is not in the seal"));
+  run_to(0, {"checkpoint", "seal", model, "--overwrite"});
+  CHECK_FALSE(holds(run_to(0, {"checkpoint", "verify", model}).out, "note:"));
+  // A directory of any kind.
+  fs::create_directory(dir.file("any"));
+  std::ofstream(dir.file("any") + "/notes.txt") << "text";
+  run_to(0, {"checkpoint", "seal", dir.file("any")});
+  CHECK(holds(run_to(0, {"checkpoint", "verify", dir.file("any")}).out, "0 tensors, 4 B read"));
+  flip(dir.file("any") + "/notes.txt", 0);
+  CHECK(holds(run_to(1, {"checkpoint", "verify", dir.file("any")}).out, "notes.txt: bytes 0 to 4"));
+}
+
+TEST_CASE("a training checkpoint is compared with its export") {
+  const TempDir dir;
+  const std::string model = dir.file("model"), small = dir.file("small");
+  run_to(0, {"consolidate", fixture("fsdp-gpt2"), model});
+  run_to(0, {"consolidate", fixture("fsdp-gpt2"), small, "--dtype", "bf16"});
+  const auto same = run_to(0, {"checkpoint", "diff", fixture("fsdp-gpt2"), model});
+  CHECK(holds(same.out, "(PyTorch DCP)"));
+  CHECK(holds(same.out, "equal: 16 tensors"));
+  const auto rounded = run_to(1, {"checkpoint", "diff", fixture("fsdp-gpt2"), small});
+  CHECK(holds(rounded.out, "B is A rounded to bf16; --rounded accepts that"));
+  CHECK(holds(run_to(0, {"checkpoint", "diff", fixture("fsdp-gpt2"), small, "--rounded"}).out,
+              "16 of them rounded"));
+  const Json json = Json::parse(run_to(1, {"checkpoint", "diff", small, model, "--json"}).out);
+  CHECK(json["rounding"] == "A is B rounded to bf16");
+  CHECK(json["kind_b"] == "Hugging Face model");
+  CHECK(json["differences"][0]["rounded"] == true);
+  const auto other = run_to(1, {"checkpoint", "diff", fixture("lightning"), model});
+  CHECK(holds(other.out, "no tensor has the same name in A and B"));
+  CHECK(holds(run_to(2, {"checkpoint", "reshard", model, dir.file("o"), "--world", "2"}).err,
+              "tessera train --model.init_from " + model));
+}
+
+TEST_CASE("checkpoints of other programs are listed and inspected") {
+  const TempDir dir;
+  const std::string run = dir.file("run");
+  fs::create_directory(run);
+  const auto nothing = run_to(1, {"checkpoint", "list", run});
+  CHECK(holds(nothing.out, "contains no checkpoint"));
+  CHECK(Json::parse(run_to(1, {"checkpoint", "list", run, "--json"}).out) == Json::array());
+  for (const char* step : {"step-10", "step-20"}) fs::copy(fixture("fsdp-gpt2"), run + "/" + step);
+  fs::remove(run + "/step-20/__1_0.distcp");
+  const auto list = run_to(0, {"checkpoint", "list", run});
+  CHECK(holds(list.out, run + "/step-10: PyTorch DCP, newest"));
+  CHECK(holds(list.out, "        20  incomplete"));
+  const Json rows = json_of({"checkpoint", "list", "--json", run});
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0]["newest"] == true);
+  CHECK(rows[1]["state"] == "incomplete");
+  for (const char* path : {"io/gguf/fixtures/llama.gguf", "io/torch/fixtures/lightning/last.ckpt",
+                           "io/torch/fixtures/fsdp2", "io/deepspeed/fixtures/zero2",
+                           "io/dcp/fixtures/other-dtypes", "io/gguf/fixtures/llama"}) {
+    CAPTURE(path);
+    const std::string source = source_path("tests/" + std::string(path));
+    CHECK(json_of({"checkpoint", "inspect", "--json", source})["tensors"].size() > 0);
+    CHECK(json_of({"checkpoint", "list", "--json", source}).size() == 1);
+    CHECK(json_of({"checkpoint", "verify", "--json", source})["valid"] == true);
+    CHECK(json_of({"checkpoint", "diff", "--json", source, source})["equal"] == true);
+  }
+  const std::string gguf = source_path("tests/io/gguf/fixtures/llama.gguf");
+  CHECK(holds(run_to(2, {"generate", gguf, "--prompt", "x"}).err, "tessera consolidate " + gguf));
+}
+
+TEST_CASE("every error under --json is JSON on standard output") {
+  const TempDir dir;
+  const std::string absent = dir.file("absent"), file = dir.write("file", "text");
+  for (const Arguments& wrong :
+       std::vector<Arguments>{{"checkpoint", "list", absent},
+                              {"checkpoint", "inspect", absent},
+                              {"checkpoint", "verify", absent},
+                              {"checkpoint", "verify", file},
+                              {"checkpoint", "diff", absent, absent},
+                              {"checkpoint", "seal", absent},
+                              {"checkpoint", "reshard", absent, absent, "--world", "2"},
+                              {"checkpoint", "reshard"},
+                              {"checkpoint", "list", absent, "--no-such-option"},
+                              {"consolidate", absent, file},
+                              {"consolidate"}}) {
+    CAPTURE(wrong);
+    const auto result = run_cli(joined(wrong, {"--json"}));
+    CHECK((result.code == 2 || result.code == 3));
+    const Json json = Json::parse(result.out, nullptr, false);
+    REQUIRE_FALSE(json.is_discarded());
+    CHECK(json["exit_code"] == result.code);
+    CHECK(json["error"].get<std::string>().size() > 10);
+    CHECK(holds(result.err, "tessera: error: "));
+  }
 }
 
 TEST_CASE("a plan shows how names are mapped, and writes nothing") {

@@ -46,6 +46,9 @@ Command add_checkpoint_inspect(CLI::App& parent);
 Command add_checkpoint_verify(CLI::App& parent);
 Command add_checkpoint_diff(CLI::App& parent);
 Command add_checkpoint_reshard(CLI::App& parent);
+Command add_checkpoint_seal(CLI::App& parent);
 inline constexpr const char* kOneCheckpoint = "A checkpoint, or a run (its newest checkpoint)";
+inline constexpr const char* kAnyCheckpoint =
+    "A checkpoint, a run (its newest checkpoint), or anything else that consolidate reads";
 
 }  // namespace tessera::tools

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -28,47 +29,55 @@
 namespace tessera::tools {
 namespace {
 
-int report(int code, std::string_view message) {
+// @param json  whether to print the error on standard output, too
+int report(int code, std::string_view message, bool json = false) {
+  if (json)
+    std::fputs((nlohmann::json{{"error", message}, {"exit_code", code}}.dump(
+                    2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                "\n")
+                   .c_str(),
+               stdout);
   say_at_last(fmt::format("tessera: error: {}\n", escaped_lines(message)));
   return code;
 }
 
-int report_bug(std::string_view message) {
+int report_bug(std::string_view message, bool json = false) {
   return report(kFailed,
                 fmt::format("{}\ntessera: this is a bug in tessera; please report it with the "
                             "command that you ran and the output above",
-                            message));
+                            message),
+                json);
 }
 
-int run(const std::vector<Command>& commands) {
+int run(const std::vector<Command>& commands, bool json) {
   try {
     return run_parsed(commands);
   } catch (const CLI::Error& error) {
-    return report(kUsage, error.what());
+    return report(kUsage, error.what(), json);
   } catch (const InvalidArgument& error) {
-    return report(kUsage, error.what());
+    return report(kUsage, error.what(), json);
   } catch (const Unsupported& error) {
-    return report(kUsage, error.what());
+    return report(kUsage, error.what(), json);
   } catch (const IoError& error) {
-    return report(kIo, error.what());
+    return report(kIo, error.what(), json);
   } catch (const CorruptCheckpoint& error) {
-    return report(kIo, error.what());
+    return report(kIo, error.what(), json);
   } catch (const std::system_error& error) {
     // fmt::print throws this if the reader of the output, such as head, has exited.
     if (error.code() == std::errc::broken_pipe) return kIo;
-    return report(kIo, error.what());
+    return report(kIo, error.what(), json);
   } catch (const CommError& error) {
-    return report(kCommunication, error.what());
+    return report(kCommunication, error.what(), json);
   } catch (const OutOfMemory& error) {
-    return report(kMemory, error.what());
+    return report(kMemory, error.what(), json);
   } catch (const std::bad_alloc&) {
-    return report(kMemory, "out of host memory");
+    return report(kMemory, "out of host memory", json);
   } catch (const InternalError& error) {
-    return report_bug(error.what());
+    return report_bug(error.what(), json);
   } catch (const Error& error) {
-    return report(kFailed, error.what());
+    return report(kFailed, error.what(), json);
   } catch (const std::exception& error) {
-    return report_bug(error.what());
+    return report_bug(error.what(), json);
   }
 }
 
@@ -112,6 +121,9 @@ int parse_and_run(int argc, char** argv) {
   const bool known = std::ranges::any_of(
       commands, [&](const Command& command) { return command.app->check_name(argv[1]); });
   if (!first.starts_with('-') && !known) return refuse_command(first, commands);
+  // The ranks of `train` write to one standard output, so their errors go to standard error alone.
+  const bool json = first != "train" && first != "run" &&
+                    std::find(argv, argv + argc, std::string_view("--json")) != argv + argc;
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {  // --help, --version
@@ -120,12 +132,12 @@ int parse_and_run(int argc, char** argv) {
     std::fputs(text.str().c_str(), stdout);
     return flush_output(code);
   } catch (const CLI::ParseError& error) {
-    report(kUsage, error.what());
+    report(kUsage, error.what(), json);
     say_at_last(fmt::format("See tessera {}--help\n",
                             first.starts_with('-') ? "" : fmt::format("{} ", first)));
-    return kUsage;
+    return flush_output(kUsage);
   }
-  return flush_output(run(commands));
+  return flush_output(run(commands, json));
 }
 
 /// Opens closed standard streams, because otherwise the next opened files would get their

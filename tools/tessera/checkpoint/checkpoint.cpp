@@ -14,11 +14,11 @@ int run_parsed(const std::vector<Command>& commands) {
 
 Command add_checkpoint(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
-      "checkpoint", "List, inspect, verify, compare and reshard checkpoints; needs no GPU");
+      "checkpoint", "List, inspect, verify, compare, seal and reshard checkpoints; needs no GPU");
   app->require_subcommand(1);
-  const std::vector<Command> commands = {add_checkpoint_list(*app), add_checkpoint_inspect(*app),
+  const std::vector<Command> commands = {add_checkpoint_list(*app),   add_checkpoint_inspect(*app),
                                          add_checkpoint_verify(*app), add_checkpoint_diff(*app),
-                                         add_checkpoint_reshard(*app)};
+                                         add_checkpoint_seal(*app),   add_checkpoint_reshard(*app)};
   return {app, [commands] { return run_parsed(commands); }};
 }
 

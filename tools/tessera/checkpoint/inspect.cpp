@@ -6,12 +6,19 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "core/base/memory.h"
 #include "io/base/crc.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/gguf/header.h"
+#include "io/hf/lora.h"
 #include "io/safetensors/dtype.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/consolidate/plan.h"
@@ -177,22 +184,74 @@ void print(const io::CheckpointReader& reader, const io::Json& json, bool with_c
   }
 }
 
-// Prints shards that another program saved, under their own names.
-void print_sharded(const InspectCommand& options) {
-  require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
-          options.path, options.step);
-  require(!options.chunks, "{} is not a tessera checkpoint; leave --chunks out", options.path);
+// The tensors of a GGUF file, also of types that tessera does not read.
+io::ConsolidatePlan plan_of_gguf(const io::fs::path& path) {
+  const io::GgufHeader header = io::read_gguf_header(io::File::open(path));
+  io::ConsolidatePlan plan;
+  plan.source = path;
+  plan.kind = "GGUF file";
+  const auto arch = header.keys.find("general.architecture");
+  if (arch != header.keys.end() && arch->is_string())
+    plan.kind += fmt::format(" of architecture {}", arch->get<std::string>());
+  const std::string file = path.filename().string();
+  for (const io::GgufEntry& entry : header.tensors) {
+    io::ConsolidatePlan::Tensor& tensor = plan.tensors.emplace_back();
+    tensor.source_name = tensor.name = entry.name;
+    tensor.file = file;
+    tensor.shape = entry.shape;
+    tensor.bytes = entry.end - entry.begin;
+    tensor.opaque_dtype = entry.elements->name;
+  }
+  std::error_code error;
+  plan.files.push_back({file, static_cast<std::int64_t>(io::fs::file_size(path, error))});
+  return plan;
+}
+
+io::ConsolidatePlan plan_of_peft(const io::fs::path& path) {
+  const auto source = io::open_foreign(path);
+  io::ConsolidatePlan plan;
+  plan.source = path;
+  plan.kind = "LoRA adapters (PEFT)";
+  for (const io::TensorInfo& info : source->tensors())
+    plan.tensors.push_back({info.name, info.name, "", info.shape, info.dtype, info.dtype,
+                            numel(info.shape) * static_cast<std::int64_t>(dtype_size(info.dtype)),
+                            "", io::Encoding::Plain});
+  return plan;
+}
+
+// The tensors of shards, under their own names; of optimizer state if there are no weights.
+io::ConsolidatePlan plan_of_shards(const io::fs::path& path) {
   io::ConsolidateOptions consolidate;
   consolidate.format = io::ExportFormat::Safetensors;
   consolidate.names.strip_wrappers = false;
-  const io::ConsolidatePlan plan = io::plan_consolidation(options.path, consolidate);
+  consolidate.partial = true;
+  try {
+    return io::plan_consolidation(path, consolidate);
+  } catch (const InvalidArgument&) {
+    consolidate.what = io::ExportWhat::Optimizer;
+    try {
+      return io::plan_consolidation(path, consolidate);
+    } catch (const Error&) {
+    }
+    throw;
+  }
+}
+
+// Prints what another program saved, under its own names.
+void print_foreign(const InspectCommand& options) {
+  require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
+          options.path, options.step);
+  require(!options.chunks, "{} is not a tessera checkpoint; leave --chunks out", options.path);
+  const io::ConsolidatePlan plan = io::is_gguf(options.path)   ? plan_of_gguf(options.path)
+                                   : io::is_peft(options.path) ? plan_of_peft(options.path)
+                                                               : plan_of_shards(options.path);
   fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
-                                : format_plan(plan, detect_console(STDOUT_FILENO), "weights"));
+                                : format_plan(plan, detect_console(STDOUT_FILENO), "tensors"));
 }
 
 int run_inspect(const InspectCommand& options) {
-  if (io::is_sharded(options.path)) {
-    print_sharded(options);
+  if (io::is_foreign(options.path)) {
+    print_foreign(options);
     return 0;
   }
   io::refuse_parent_of_shards(options.path);
@@ -213,9 +272,9 @@ Command add_checkpoint_inspect(CLI::App& parent) {
   CLI::App* app =
       parent.add_subcommand("inspect",
                             "Print step, sections, tensors, digest, run, ranks, version and "
-                            "configuration. For PyTorch's and "
-                            "DeepSpeed's shards: the tensors under their names in the shards");
-  app->add_option("PATH", options->path, kOneCheckpoint)->required();
+                            "configuration. Of anything else that consolidate reads: the "
+                            "tensors, under their names there");
+  app->add_option("PATH", options->path, kAnyCheckpoint)->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_flag("--json", options->json, "Machine-readable output");
   app->add_flag("--chunks", options->chunks,

@@ -15,6 +15,9 @@
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
+#include "io/gguf/header.h"
+#include "io/hf/lora.h"
+#include "io/source/open_sharded.h"
 #include "models/language_model.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
@@ -65,7 +68,31 @@ std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   }
 }
 
+// A checkpoint of tessera also has the step, the position in the data and the configuration of a
+// run, which other programs' shards lack; and weights alone need no certain number of shards.
+void refuse_foreign(const std::string& source) {
+  io::refuse_parent_of_shards(source);
+  require<Unsupported>(
+      !io::is_gguf(source),
+      "{} is a GGUF file, which is not sharded; `tessera consolidate` writes it as "
+      "a Hugging Face directory, from which `tessera train --model.init_from` "
+      "starts on any number of ranks",
+      source);
+  require<Unsupported>(
+      !io::is_peft(source),
+      "{} holds LoRA adapters, which are not sharded; any number of ranks continues them with "
+      "`tessera train --model.init_from BASE --lora.init_from {}`",
+      source, source);
+  require<Unsupported>(
+      !io::is_sharded(source),
+      "{} is of another program and not a run that tessera could resume. Its weights need no "
+      "resharding: any number of ranks starts from them with `tessera train --model.init_from {}` "
+      "(config.json in it or next to it), and `tessera consolidate` writes them whole",
+      source, source);
+}
+
 int run_reshard(const ReshardCommand& options) {
+  refuse_foreign(options.source);
   const auto source = io::open_checkpoint(options.source, parse_step(options.source, options.step));
   io::ReshardOptions reshard = options.reshard;
   reshard.memory = io::parse_bytes(options.memory);

@@ -5,17 +5,24 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
+#include "io/seal/seal.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
+#include "io/source/sharded_source.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
@@ -59,27 +66,100 @@ io::VerifyReport examine(const io::fs::path& dir, const io::VerifyOptions& optio
   }
 }
 
-// Verifies shards of another program, by their own checksums. Their values may be infinite, such as
-// the best loss so far.
-io::VerifyReport examine_shards(const VerifyCommand& command, io::VerifyOptions options) {
-  require(command.step == "latest", "{} is not a tessera checkpoint and has no step {}",
-          command.path, command.step);
-  try {
-    const auto source = io::open_sharded(command.path);
-    std::vector<std::string> names;
-    for (const io::TensorInfo& info : source->tensors()) names.push_back(info.name);
-    for (const auto& other : source->unreadable())
+/// Report on files of another program.
+struct ForeignReport {
+  io::VerifyReport verify;
+  std::string sealed;                   ///< time of the seal; empty: none
+  std::vector<std::string> additional;  ///< files that the seal does not list
+  std::string unread;                   ///< why the tensors of intact files were not read
+};
+
+std::vector<std::string> names_of(const io::TensorSource& source) {
+  std::vector<std::string> names;
+  for (const io::TensorInfo& info : source.tensors()) names.push_back(info.name);
+  if (const auto* sharded = dynamic_cast<const io::ShardedSource*>(&source))
+    for (const auto& other : sharded->unreadable())
       if (other.carrier) names.push_back(other.name);
-    options.check_finite = false;
-    return io::verify_tensors(*source, names, options);
-  } catch (const CorruptCheckpoint& error) {
-    io::VerifyReport report;
-    report.problems.push_back({command.path, "", 0, 0, error.what()});
-    return report;
-  }
+  return names;
 }
 
-void print_json(const std::string& path, const io::VerifyReport& report) {
+io::fs::path normal(const io::fs::path& path) { return io::fs::absolute(path).lexically_normal(); }
+
+// Reads the tensors in files that have checksums or that the seal does not list, and names the
+// tensors in the bytes that differ from it. Values may be infinite, such as the best loss so far.
+void examine_tensors(const io::TensorSource& source, const io::Seal* seal,
+                     io::VerifyOptions options, io::VerifyReport& report) {
+  const std::vector<std::string> names = names_of(source);
+  options.check_finite = false;
+  if (seal != nullptr) {
+    options.files.emplace();
+    std::map<io::fs::path, std::vector<io::VerifyProblem*>> damaged;
+    std::set<const io::VerifyProblem*> named;
+    for (io::VerifyProblem& problem : report.problems)
+      damaged[normal(seal->root / problem.file)].push_back(&problem);
+    for (const std::string& name : names) {
+      const auto record = source.record(name);
+      for (const io::Chunk& chunk : record->chunks) {
+        const io::fs::path file = normal(source.path() / chunk.file);
+        // A checksum of the format also shows damage from before the seal.
+        if (chunk.checksum != io::Checksum::None ||
+            !seal->files.contains(file.lexically_relative(normal(seal->root)).string()))
+          options.files->insert(chunk.file);
+        const auto found = damaged.find(file);
+        if (found == damaged.end()) continue;
+        for (io::VerifyProblem* problem : found->second)
+          if (chunk.byte_begin < problem->byte_end && problem->byte_begin < chunk.byte_end &&
+              named.insert(problem).second)
+            problem->what += fmt::format(" (tensor {}, and others there)", name);
+      }
+    }
+  }
+  io::VerifyReport read = io::verify_tensors(source, names, options);
+  report.tensors = read.tensors;
+  report.bytes += read.bytes;
+  report.unverifiable = read.unverifiable;
+  report.problems.insert(report.problems.end(), read.problems.begin(), read.problems.end());
+}
+
+ForeignReport examine_foreign(const VerifyCommand& command, const io::VerifyOptions& options) {
+  require(command.step == "latest", "{} is not a tessera checkpoint and has no step {}",
+          command.path, command.step);
+  ForeignReport report;
+  const auto add_error = [&](const Error& error) {
+    report.verify.problems.push_back({command.path, "", 0, 0, error.what()});
+  };
+  std::optional<io::Seal> seal;
+  try {
+    seal = io::find_seal(command.path);
+    if (seal) {
+      report.sealed = seal->created;
+      io::SealReport sealed = io::check_seal(
+          command.path, *seal, {.threads = options.threads, .progress = options.progress});
+      report.verify.problems = std::move(sealed.problems);
+      report.verify.bytes = sealed.bytes;
+      report.additional = std::move(sealed.additional);
+    }
+  } catch (const CorruptCheckpoint& error) {
+    add_error(error);
+  }
+  try {
+    // Any directory may have a seal.
+    if (const auto source = io::open_foreign(command.path))
+      examine_tensors(*source, seal ? &*seal : nullptr, options, report.verify);
+  } catch (const CorruptCheckpoint& error) {
+    add_error(error);
+  } catch (const Error& error) {
+    if (!seal) throw;
+    if (report.verify.problems.empty())
+      report.unread = error.what();
+    else
+      add_error(error);  // damage may be the reason
+  }
+  return report;
+}
+
+void print_json(const std::string& path, const ForeignReport& foreign) {
+  const io::VerifyReport& report = foreign.verify;
   io::Json problems = io::Json::array();
   for (const io::VerifyProblem& problem : report.problems) {
     problems.push_back({{"file", problem.file},
@@ -93,13 +173,19 @@ void print_json(const std::string& path, const io::VerifyReport& report) {
                       {"tensors", report.tensors},
                       {"bytes", report.bytes},
                       {"unverifiable_bytes", report.unverifiable},
+                      {"sealed", foreign.sealed.empty() ? io::Json() : io::Json(foreign.sealed)},
+                      {"additional_files", foreign.additional},
+                      {"note", foreign.unread.empty() ? io::Json() : io::Json(foreign.unread)},
                       {"problems", std::move(problems)}};
   fmt::print("{}\n", io::dump_json(json));
 }
 
 int run_verify(const VerifyCommand& options) {
   require(options.jobs >= 1, "--jobs {}: expected at least 1", options.jobs);
-  const bool is_foreign = io::is_sharded(options.path);
+  std::error_code absent;
+  const bool is_foreign =
+      io::is_foreign(options.path) ||
+      (io::fs::exists(options.path, absent) && io::is_there(io::seal_path(options.path)));
   if (!is_foreign) io::refuse_parent_of_shards(options.path);
   const auto step = is_foreign ? std::nullopt : parse_step(options.path, options.step);
   const io::fs::path path =
@@ -108,24 +194,32 @@ int run_verify(const VerifyCommand& options) {
   io::VerifyOptions verify;
   verify.threads = options.jobs;
   verify.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-  const io::VerifyReport report =
-      is_foreign ? examine_shards(options, verify) : examine(path, verify, step);
+  const ForeignReport foreign = is_foreign ? examine_foreign(options, verify)
+                                           : ForeignReport{examine(path, verify, step), "", {}, ""};
+  const io::VerifyReport& report = foreign.verify;
   const bool good = report.problems.empty();
   if (options.json) {
-    print_json(path.string(), report);
+    print_json(path.string(), foreign);
     return good ? 0 : 1;
   }
   for (const io::VerifyProblem& problem : report.problems)
     fmt::print("{}\n", escaped(problem.str()));
-  const std::string unverifiable =
-      report.unverifiable == 0
-          ? ""
-          : fmt::format(" ({} have none: not verifiable)", format_bytes(report.unverifiable));
-  fmt::print("{}: {} tensors, {} read, {}\n", path.string(), report.tensors,
+  for (const std::string& name : foreign.additional)
+    fmt::print("note: {} is not in the seal\n", escaped(name));
+  if (!foreign.unread.empty()) fmt::print("note: {}\n", escaped(foreign.unread));
+  const std::string sealed =
+      foreign.sealed.empty() ? "" : fmt::format(", as sealed on {}", escaped(foreign.sealed));
+  fmt::print("{}: {} tensors, {} read, {}\n", escaped(path.string()), report.tensors,
              format_bytes(report.bytes),
-             good ? fmt::format("complete, checksums right{}{}", unverifiable,
-                                is_foreign ? "" : ", values finite")
+             good ? fmt::format("complete{}{}{}",
+                                report.unverifiable < report.bytes ? ", checksums right" : "",
+                                sealed, is_foreign ? "" : ", values finite")
                   : counted(std::ssize(report.problems), "problem"));
+  if (report.unverifiable > 0)
+    fmt::print("{} have no checksum; `tessera checkpoint seal {}{}` records {}\n",
+               format_bytes(report.unverifiable), escaped(path.string()),
+               foreign.sealed.empty() ? "" : " --overwrite",
+               foreign.sealed.empty() ? "them" : "theirs");
   return good ? 0 : 1;
 }
 
@@ -137,9 +231,9 @@ Command add_checkpoint_verify(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "verify",
       "Read everything and check coverage, checksums and finite values; exit 1 and name file, "
-      "tensor and bytes of any damage. Shards of other programs, too, by the checksums that they "
-      "have");
-  app->add_option("PATH", options->path, kOneCheckpoint)->required();
+      "tensor and bytes of any damage. Files of other programs, too, by the checksums that they "
+      "have and by their seal");
+  app->add_option("PATH", options->path, kAnyCheckpoint)->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
   app->add_option("--jobs", options->jobs, "Threads that read, with 1 MiB of memory each")
       ->capture_default_str();

@@ -17,6 +17,7 @@
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/consolidate/names.h"
 #include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
@@ -32,8 +33,8 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string config, like, base;
-  std::vector<std::string> strip{"auto"};
+  std::string base;
+  NameOptions names;
   bool buffered = false, json = false, dry_run = false;
 };
 
@@ -75,17 +76,6 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
 }
 
-void set_strip(io::NameRules& rules, const std::vector<std::string>& strip) {
-  if (strip == std::vector<std::string>{"auto"}) return;
-  rules.strip_wrappers = false;
-  if (strip == std::vector<std::string>{"none"}) return;
-  for (const char* whole : {"auto", "none"})
-    require(std::ranges::find(strip, whole) == strip.end(),
-            "--strip {} cannot be combined with prefixes, which are removed in the given order",
-            whole);
-  rules.prefixes = strip;
-}
-
 int run(const Options& options) {
   require(!options.source.empty() && !options.out.empty(),
           "CHECKPOINT and OUT must not be empty; is a variable of a script not set?");
@@ -105,13 +95,9 @@ int run(const Options& options) {
   consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
   consolidate.memory = io::parse_bytes(options.memory);
   consolidate.direct_io = !options.buffered;
-  set_strip(consolidate.names, options.strip);
-  if (!options.config.empty()) {
-    consolidate.config_file = options.config;
-    std::error_code error;
-    if (io::fs::is_directory(options.config, error)) *consolidate.config_file /= "config.json";
-  }
-  if (!options.like.empty()) consolidate.like = options.like;
+  consolidate.names = options.names.all_rules();
+  consolidate.config_file = options.names.config_file();
+  consolidate.like = options.names.like_directory();
   consolidate.base = options.base;
   if (options.dry_run) {
     const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
@@ -127,10 +113,13 @@ int run(const Options& options) {
     warnings.push_back(text);
     fmt::print(stderr, "tessera: warning: {}\n", escaped(text));
   };
-  ByteProgress progress("written");
+  ByteProgress checked("compared with the seal");
+  std::optional<ByteProgress> progress;  // timed from its first call
+  consolidate.checked = [&](std::int64_t done, std::int64_t total) { checked.update(done, total); };
   consolidate.progress = [&](const io::ConsolidateProgress& at) {
     if (!stop) stop.emplace();
-    progress.update(at.done, at.total, at.reused);
+    if (!progress) progress.emplace("written");
+    progress->update(at.done, at.total, at.reused);
     return stop->received() == 0;
   };
   try {
@@ -138,9 +127,12 @@ int run(const Options& options) {
     print_report(report, warnings, options);
     return 0;
   } catch (const io::ConsolidationStopped& stopped) {
-    progress.stop();
+    progress->stop();
+    const int code = stop_exit_code(stop->received());
     fmt::print(stderr, "tessera: {}\n", stopped.what());
-    return stop_exit_code(stop->received());
+    if (options.json)
+      fmt::print("{}\n", io::dump_json({{"error", stopped.what()}, {"exit_code", code}}));
+    return code;
   }
 }
 
@@ -193,32 +185,15 @@ Command add_consolidate(CLI::App& parent) {
                 "them; without it, a run's adapters are written in PEFT's format");
   app->add_option("--base", options->base,
                   "Model of the adapters' base, if it is not where they say");
-  app->add_option("--config", options->config,
+  app->add_option("--config", options->names.config,
                   "config.json of the model (any family), or a directory with it, for shards "
                   "without one; the tokenizer and generation_config.json in the same directory are "
                   "copied if the shards have none");
-  app->add_option("--like", options->like,
+  app->add_option("--like", options->names.like,
                   "Hugging Face directory whose tensors have the names and shapes that the export "
                   "must have, for a model that tessera does not know; its config.json is used "
                   "without --config");
-  app->add_option("--strip", options->strip,
-                  "What to remove from names in other programs' shards: auto (parts that wrappers "
-                  "add, keys of the saved dict, and any prefix before the names of the model), "
-                  "none, or a prefix such as model. (may be repeated)")
-      ->allow_extra_args(false)
-      ->capture_default_str();
-  app->add_option("--rename", consolidate.names.renames,
-                  "Change names in other programs' shards, after --strip: 's/OLD/NEW/' with an "
-                  "ECMAScript expression OLD, and $1 in NEW (may be repeated)")
-      ->allow_extra_args(false);
-  app->add_option("--select", consolidate.names.select,
-                  "Take only weights whose name in the shards matches this pattern, such as "
-                  "'ema.*', and their moments (may be repeated)")
-      ->allow_extra_args(false);
-  app->add_option("--exclude", consolidate.names.exclude,
-                  "Leave out weights whose name in the shards matches this pattern, and their "
-                  "moments (may be repeated)")
-      ->allow_extra_args(false);
+  add_name_rules(*app, options->names);
   app->add_option("--shards", consolidate.shards,
                   "Expected number of PyTorch's shard-*.safetensors, which do not record it")
       ->check(CLI::PositiveNumber);
@@ -231,14 +206,7 @@ Command add_consolidate(CLI::App& parent) {
                 "Print the export's sources, names and files, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] {
-            try {
-              return run(*options);
-            } catch (const Error& error) {
-              if (options->json) fmt::print("{}\n", io::dump_json({{"error", error.what()}}));
-              throw;
-            }
-          }};
+  return {app, [options] { return run(*options); }};
 }
 
 }  // namespace tessera::tools

@@ -60,8 +60,8 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
     width = std::max(width, escaped(tensor.name).size());
   }
   std::vector<std::pair<std::string, std::string>> rows{
-      {"source", plan.source.string()},
-      {"kind", plan.kind},
+      {"source", escaped(plan.source.string())},
+      {"kind", escaped(plan.kind)},
       {label, fmt::format("{} tensors, {}", plan.tensors.size(), format_bytes(bytes))}};
   const std::string skipped = format_skipped(plan.skipped);
   if (!skipped.empty()) rows.emplace_back("skipped", skipped);
@@ -73,7 +73,7 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
       file = tensor.file;
       const auto found = std::find_if(plan.files.begin(), plan.files.end(),
                                       [&](const auto& each) { return each.name == file; });
-      text += fmt::format("\n  {} ({})\n", file,
+      text += fmt::format("\n  {} ({})\n", escaped(file),
                           format_bytes(found == plan.files.end() ? 0 : found->bytes));
     }
     const bool encoded = tensor.encoding == io::Encoding::Q8_0;

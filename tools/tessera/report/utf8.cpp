@@ -27,6 +27,21 @@ std::size_t character_length(std::string_view text) {
   return length;
 }
 
+namespace {
+
+// Code point of a whole character of three bytes.
+unsigned code_point(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]) & 0x3FU; };
+  return (byte(0) & 0x0FU) << 12U | byte(1) << 6U | byte(2);
+}
+
+// Whether a terminal reorders or breaks the text after it: directions and separators.
+bool is_layout(unsigned c) {
+  return c == 0x200E || c == 0x200F || (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+}
+
+}  // namespace
+
 std::string escaped(std::string_view text) {
   std::string result;
   while (!text.empty()) {
@@ -37,6 +52,8 @@ std::string escaped(std::string_view text) {
     if (length == 0 || length > text.size() || first < 0x20 || first == 0x7F || is_c1) {
       result += fmt::format("\\x{:02x}", first);
       length = 1;
+    } else if (length == 3 && is_layout(code_point(text))) {
+      result += fmt::format("\\u{:04x}", code_point(text));
     } else {
       result += text.substr(0, length);
     }

@@ -10,7 +10,8 @@ namespace tessera::tools {
 /// 0 if invalid.
 std::size_t character_length(std::string_view text);
 
-/// Makes a line safe for a terminal: invalid UTF-8 and control characters become `\xNN`.
+/// Makes a line safe for a terminal: invalid UTF-8 and control characters become `\xNN`, and
+/// characters that change the direction of text `\uNNNN`.
 std::string escaped(std::string_view text);
 /// The same, but keeps newlines.
 std::string escaped_lines(std::string_view text);
