@@ -124,6 +124,7 @@ void plan_bin_files(ConsolidateSource& source, const ConsolidateOptions& options
       BinFile file;
       file.pickle.begin_dict();
       for (const ExportTensor* tensor : contents[i]) {
+        require_utf8(tensor->name);
         file.pickle.text(tensor->name);
         file.add(*tensor);
       }

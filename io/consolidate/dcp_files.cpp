@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::string_view kClasses = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kModelKey = "model", kOptimizerKey = "optimizer";
-constexpr std::int64_t kOverhead = 4096;  // bytes of an archive besides its tensor, at most
+constexpr std::int64_t kOverhead = 4096;       // bytes of an archive besides its tensor, at most
+constexpr std::int64_t kLeastChunk = 1 << 16;  // bytes: a chunk takes memory for its headers
 
 constexpr std::string_view kFileBegin = "__0_", kFileEnd = ".distcp";
 
@@ -200,6 +201,14 @@ class DcpPlan {
     constexpr std::string_view kHead = "lm_head.weight";
     const bool has_head =
         std::ranges::find(source_.weights, kHead, &ExportTensor::name) != source_.weights.end();
+    const auto is_expert = [](const ExportTensor& tensor) {
+      return tensor.name.find(".experts.") != std::string::npos;
+    };
+    if (std::ranges::any_of(source_.weights, is_expert)) {
+      source_.warnings.push_back(
+          "experts are named one by one, as in files and in transformers 4; models of transformers "
+          "5 stack them, and do not find these names");
+    }
     for (const ExportTensor& tensor : source_.weights) {
       add({std::string(kModelKey), tensor.name}, tensor);
       const bool is_embedding =
@@ -257,6 +266,7 @@ class DcpPlan {
   }
 
   void add(Path path, const ExportTensor& tensor) {
+    require_utf8(tensor.name);
     const std::string_view name = tensor.opaque_dtype.empty()
                                       ? safetensors_dtype_name(tensor.written)
                                       : std::string_view(tensor.opaque_dtype);
@@ -265,7 +275,7 @@ class DcpPlan {
     DcpEntry& entry = entries_.emplace_back(DcpEntry{std::move(path), &dtype, tensor.shape, {}});
     const std::int64_t rows = tensor.shape.empty() ? 1 : tensor.shape[0];
     const std::int64_t row_elements = rows > 0 ? numel(tensor.shape) / rows : 0;
-    const std::int64_t room = std::max<std::int64_t>(max_file_ - kOverhead, 1);
+    const std::int64_t room = std::max(max_file_ - kOverhead, kLeastChunk);
     const std::int64_t most = tensor.bytes() <= room
                                   ? std::max<std::int64_t>(rows, 1)
                                   : std::max<std::int64_t>(room / (row_elements * width), 1);

@@ -119,7 +119,7 @@ void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
 }
 
 // Hyperparameters of a run of tessera, from its configuration; empty if the checkpoint has none.
-std::optional<AdamWSettings> read_adamw(const CheckpointReader& reader) {
+std::optional<AdamWSettings> read_adamw(ConsolidateSource& result, const CheckpointReader& reader) {
   if (!reader.index().trainer) return {};
   const std::string where = (reader.path() / reader.index().trainer->file).string();
   const Json trainer = parse_json(reader.trainer_json(), where);
@@ -132,6 +132,12 @@ std::optional<AdamWSettings> read_adamw(const CheckpointReader& reader) {
         std::pair("weight_decay", &settings.weight_decay)}) {
     if (!optim.is_object() || !optim.contains(key) || !optim[key].is_number()) return {};
     *value = optim[key].get<double>();
+  }
+  if (optim.contains("lr_scale") && !optim["lr_scale"].empty()) {
+    result.warnings.push_back(
+        fmt::format("{} scaled the learning rate of some weights (optim.lr_scale); exported "
+                    "hyperparameters have the base rate for all",
+                    reader.path().string()));
   }
   return settings;
 }
@@ -155,8 +161,9 @@ void add_moments(ConsolidateSource& result, const CheckpointReader& reader,
           {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, source, info.name});
     }
   }
+  if (!sink_of(options.format).has_hf_names) return;
   result.optimizer_step = reader.index().optimizer->step;
-  result.adamw = read_adamw(reader);
+  result.adamw = read_adamw(result, reader);
 }
 
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,

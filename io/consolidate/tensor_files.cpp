@@ -35,6 +35,14 @@ std::vector<std::vector<const ExportTensor*>> fill_files(const std::vector<Expor
   return files;
 }
 
+void require_utf8(const std::string& name) {
+  try {
+    static_cast<void>(Json(name).dump());
+  } catch (const Json::exception& error) {
+    throw InvalidArgument("the name of a tensor is not UTF-8: {}", error.what());
+  }
+}
+
 std::string numbered_name(std::string_view stem, std::string_view extension, std::size_t i,
                           std::size_t files) {
   return files == 1 ? fmt::format("{}{}", stem, extension)

@@ -64,6 +64,8 @@ struct ExportFile {
 /// larger tensor is alone.
 std::vector<std::vector<const ExportTensor*>> fill_files(const std::vector<ExportTensor>& tensors,
                                                          std::int64_t max_shard_size);
+/// @throws InvalidArgument if a name is not UTF-8, which programs that read exports need
+void require_utf8(const std::string& name);
 /// STEM.EXTENSION or, of several files, STEM-00001-of-0000N.EXTENSION. @param extension  with dot
 std::string numbered_name(std::string_view stem, std::string_view extension, std::size_t i,
                           std::size_t files);
