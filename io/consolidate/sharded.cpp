@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
+#include "io/consolidate/peft_state.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/sink.h"
 #include "io/hf/config.h"
@@ -330,7 +331,8 @@ class ShardedExport {
            "\"quantization_config\".");
     const bool has_lora = any_has(unexpected, ".lora_A.");
     advise(has_lora,
-           "These are weights with LoRA adapters: merge them in the program that trained them.");
+           "These are weights with LoRA adapters: write the adapters with --format hf and their "
+           "adapter_config.json, and merge those with --merge-lora.");
     const bool has_head = missing.empty() && any_has(unexpected, "lm_head.weight");
     advise(has_head,
            "lm_head.weight differs from the embedding to which the configuration ties it: correct "
@@ -500,6 +502,11 @@ CorruptCheckpoint no_model_type(const fs::path& file) {
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> source,
                  const ConsolidateOptions& options) {
   result.kind = source->kind();
+  if (options.format == ExportFormat::HF && has_peft_names(*source, options)) {
+    add_peft_adapters(result, *source, options);
+    result.sources.push_back(std::move(source));
+    return;
+  }
   ShardedExport(result, *source, options).run();
   result.optimizer_step = source->optimizer_step();
   result.sources.push_back(std::move(source));

@@ -181,6 +181,11 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
     add_json(files, kOwnConfig, own);
     return files;
   }
+  if (!source.config && source.is_adapter) {
+    files.push_back({kAdapterConfig, dump_hf_config(*source.hf_config) + "\n"});
+    add_copies(files, source, warnings);
+    return files;
+  }
   if (!source.config) {
     add_other_model(files, source, warnings);
     return files;

@@ -315,7 +315,9 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     return result;
   }
   require_model_directory(path);
-  const bool peft = is_peft(path);
+  // Without the files of adapters, it is the configuration of those in shards.
+  const bool peft = is_peft(path) && (is_there(path / "adapter_model.safetensors") ||
+                                      is_there(path / "adapter_model.bin") || !is_sharded(path));
   require(peft || options.merge_lora || options.base.empty(),
           "--base names the base of LoRA adapters, for --merge-lora");
   if (peft) {
@@ -332,7 +334,11 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   }
   if (std::unique_ptr<ShardedSource> sharded =
           open_sharded(path, options.shards, wants_optimizer(options))) {
-    require(!options.merge_lora, "{} holds no LoRA adapters; omit --merge-lora", path.string());
+    require(
+        !options.merge_lora,
+        "--merge-lora takes adapters of a run or in PEFT's format; if {} holds such of a running "
+        "model, write them first, without --merge-lora",
+        path.string());
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
