@@ -52,6 +52,10 @@ class DirectFile {
   /// the file. If data went to the page cache, starts its writeback.
   /// @param data  aligned to kDirectAlignment. @throws as File::write_at
   void write(std::int64_t offset, const char* data, std::size_t bytes);
+  /// Replaces a few written bytes, at any alignment, through the page cache.
+  void patch(std::int64_t offset, const void* data, std::size_t bytes) {
+    file_.write_at(offset, data, bytes);
+  }
   /// @throws as File::sync
   void sync() { file_.sync(); }
 

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
-#include <span>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
-#include "io/consolidate/gguf_file.h"
 #include "io/consolidate/side_files.h"
+#include "io/consolidate/sink.h"
 #include "io/consolidate/source.h"
 #include "io/consolidate/tensor_files.h"
 #include "io/pump/write_files.h"
@@ -23,14 +21,12 @@ namespace {
 
 struct Plan {
   ConsolidateSource source;
-  std::vector<ExportFile> files;     ///< files of weights, then of moments
-  std::size_t weight_files = 0;      ///< number of files of weights
-  std::vector<SideFile> side_files;  ///< without model.safetensors.index.json and the like
+  ExportLayout layout;
 };
 
 void check_options(const ConsolidateOptions& options) {
-  require(options.what == ExportWhat::Model || options.format == ExportFormat::Safetensors,
-          "optimizer state is written with --format safetensors only");
+  require(options.what == ExportWhat::Model || sink_of(options.format).has_optimizer,
+          "optimizer state is written with --format {} only", formats_with_optimizer());
   require(options.tensors.empty() || options.format == ExportFormat::Safetensors,
           "a model needs all of its tensors, but --tensors selects some; choose --format "
           "safetensors");
@@ -44,21 +40,6 @@ void check_options(const ConsolidateOptions& options) {
           options.max_shard_size);
   require(options.memory >= kLeastJobMemory, "memory is {} bytes, and the least that works {} KiB",
           options.memory, kLeastJobMemory >> 10);
-}
-
-// "model.safetensors", "optimizer-00001-of-00002.safetensors", "model.safetensors.index.json"
-bool is_tensor_file(std::string_view name) {
-  if (name == kGgufFile) return true;
-  for (const std::string_view stem : {"model", "optimizer", "adapter_model"}) {
-    if (!name.starts_with(stem)) continue;
-    std::string rest(name.substr(stem.size()));
-    if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
-    for (char& c : rest) {
-      if (c >= '0' && c <= '9') c = '0';
-    }
-    if (rest == "-00000-of-00000.safetensors") return true;
-  }
-  return false;
 }
 
 /// Whether a path is `dir` or inside it. Both are canonical.
@@ -93,19 +74,18 @@ void check_out(const fs::path& out, bool overwrite) {
   bool empty = true, config = false, tensors = false;
   for (const auto& item : fs::directory_iterator(out)) {
     const std::string name = item.path().filename().string();
-    const bool is_tensors = is_tensor_file(name);
-    require(item.is_regular_file() && (is_tensors || is_side_file(name)),
+    const ExportSink* const sink = sink_with_file(name);
+    require(item.is_regular_file() && (sink != nullptr || is_side_file(name)),
             "{} contains {}, which is not part of an export: it is not replaced; choose another "
             "directory",
             out.string(), name);
-    require((!name.ends_with(".safetensors") || is_written_by_export(item.path())) &&
-                (name != kGgufFile || is_gguf_of_export(item.path())),
+    require(sink == nullptr || sink->is_own(item.path()),
             "{} contains {}, which does not name tessera as its writer: it is not replaced; choose "
             "another directory, or remove this one if you no longer need it",
             out.string(), name);
     empty = false;
-    config = config || is_config_file(name) || name == kGgufFile;
-    tensors = tensors || is_tensors;
+    config = config || is_config_file(name) || sink == &sink_of(ExportFormat::GGUF);
+    tensors = tensors || sink != nullptr;
   }
   require(
       empty || (config && tensors),
@@ -118,41 +98,16 @@ void check_out(const fs::path& out, bool overwrite) {
 Plan make_plan(const fs::path& source, const ConsolidateOptions& options) {
   Plan plan;
   plan.source = open_consolidate_source(source, options);
-  if (options.format == ExportFormat::GGUF) {
-    const std::vector<SideFile> files =
-        compose_side_files(plan.source, options, plan.source.warnings);
-    plan.files.push_back(plan_gguf_file(plan.source, files, options));
-    return plan;
-  }
-  const auto lay_out = [&](const std::vector<ExportTensor>& tensors, const char* stem) {
-    if (tensors.empty()) return;
-    // PEFT reads one file.
-    const std::int64_t most =
-        plan.source.is_adapter ? std::numeric_limits<std::int64_t>::max() : options.max_shard_size;
-    for (ExportFile& file : plan_tensor_files(tensors, stem, most)) {
-      plan.files.push_back(std::move(file));
-    }
-  };
-  lay_out(plan.source.weights, plan.source.is_adapter ? "adapter_model" : "model");
-  plan.weight_files = plan.files.size();
-  lay_out(plan.source.optimizer, "optimizer");
-  plan.side_files = compose_side_files(plan.source, options, plan.source.warnings);
+  plan.layout.others = compose_side_files(plan.source, options, plan.source.warnings);
+  sink_of(options.format).plan(plan.source, options, plan.layout);
   return plan;
 }
 
-void write_index(const fs::path& dir, const char* stem, std::span<const ExportFile> files,
-                 std::vector<std::string>& names) {
-  for (const ExportFile& file : files) names.push_back(file.name);
-  if (files.size() < 2) return;
-  names.push_back(fmt::format("{}.safetensors.index.json", stem));
-  write_file_atomically(dir / names.back(), tensor_files_index(files));
-}
-
-void write_small_files(const fs::path& dir, const Plan& plan, std::vector<std::string>& names) {
-  const std::span files(plan.files);
-  write_index(dir, "model", files.first(plan.weight_files), names);
-  write_index(dir, "optimizer", files.subspan(plan.weight_files), names);
-  for (const SideFile& file : plan.side_files) {
+// Writes the files without tensors. @param names  receives the names of all files
+void write_other_files(const fs::path& dir, const ExportLayout& layout,
+                       std::vector<std::string>& names) {
+  for (const ExportFile& file : layout.files) names.push_back(file.name);
+  for (const SideFile& file : layout.others) {
     write_file_atomically(dir / file.name, file.content);
     names.push_back(file.name);
   }
@@ -170,8 +125,8 @@ std::int64_t allocated_bytes(const fs::path& dir) {
 
 void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) {
   std::int64_t needed = std::int64_t{1} << 20;  // for indexes and directories
-  for (const ExportFile& file : plan.files) needed += file.plan.file_size;
-  for (const SideFile& file : plan.side_files) {
+  for (const ExportFile& file : plan.layout.files) needed += file.size;
+  for (const SideFile& file : plan.layout.others) {
     needed += static_cast<std::int64_t>(file.content.size());
   }
   needed = std::max<std::int64_t>(needed - allocated_bytes(attempt.dir()), 0);
@@ -205,7 +160,7 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(from)),
           "{} is inside the source {}; choose another directory", prepared.out.string(),
           from.string());
-  prepared.identity = copy_identity(prepared.plan.files);
+  prepared.identity = copy_identity(prepared.plan.layout.files);
   return prepared;
 }
 
@@ -215,9 +170,11 @@ ConsolidatePlan describe(const Plan& plan) {
   result.kind = plan.source.kind;
   result.skipped = plan.source.skipped;
   result.warnings = plan.source.warnings;
-  for (const ExportFile& file : plan.files) {
-    result.files.push_back({file.name, file.plan.file_size});
-    for (const ExportTensor* tensor : file.tensors) {
+  for (const ExportFile& file : plan.layout.files) {
+    result.files.push_back({file.name, file.size});
+    for (const ExportPart& part : file.parts) {
+      if (part.begin != 0) continue;  // the tensor was listed with its first part
+      const ExportTensor* const tensor = part.tensor;
       result.tensors.push_back({tensor->source_name, tensor->name, file.name, tensor->shape,
                                 tensor->stored, tensor->written, tensor->bytes(),
                                 tensor->opaque_dtype, tensor->encoding});
@@ -256,7 +213,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
         source, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
   }
   ConsolidateProgress progress;
-  for (const ExportFile& file : plan.files) progress.total += file.plan.file_size;
+  for (const ExportFile& file : plan.layout.files) progress.total += file.size;
 
   ConsolidateReport report;
   report.source = plan.source.path;
@@ -277,7 +234,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     if (is_there(out)) require_exchange(attempt.dir(), out);
     const WriteOptions write{
         .memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
-    whole = copy_files(attempt, plan.files, write, [&](std::int64_t bytes, bool reused) {
+    whole = copy_files(attempt, plan.layout.files, write, [&](std::int64_t bytes, bool reused) {
       progress.done += bytes;
       if (reused) progress.reused += bytes;
       return !options.progress || options.progress(progress);
@@ -291,7 +248,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
           newest ? fmt::format(", with --step {} if the run has saved again", *report.step) : "",
           attempt.dir().string()));
     }
-    write_small_files(attempt.dir(), plan, report.files);
+    write_other_files(attempt.dir(), plan.layout, report.files);
     sync_directory(attempt.dir());
     try {
       check_out(out, options.overwrite);  // again, because `out` may be new

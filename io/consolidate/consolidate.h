@@ -16,8 +16,9 @@
 namespace tessera::io {
 
 /// HF: a Hugging Face model directory. Safetensors: tensors only, under tessera's names. GGUF: one
-/// file with settings and tokenizer, of the families that llama.cpp has.
-enum class ExportFormat { HF, Safetensors, GGUF };
+/// file with settings and tokenizer, of the families that llama.cpp has. DCP: a PyTorch Distributed
+/// Checkpoint. Bin: a Hugging Face directory with files of torch.save.
+enum class ExportFormat { HF, Safetensors, GGUF, DCP, Bin };
 enum class ExportWhat { Model, Optimizer, All };
 
 /// Progress in bytes of output files.

@@ -14,14 +14,15 @@ namespace tessera::io {
 namespace {
 
 OutputFile output_file(const ExportFile& file) {
-  OutputFile output{file.name, file.plan.preamble, file.plan.file_size, {}};
-  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
-    const ExportTensor& tensor = *file.tensors[i];
+  OutputFile output{file.name, file.preamble, file.size, {}, file.literals};
+  for (const ExportPart& each : file.parts) {
+    const ExportTensor& tensor = *each.tensor;
     OutputPart& part = output.parts.emplace_back(OutputPart{
-        tensor.source, tensor.source_name, 0, numel(tensor.shape), tensor.written, file.begins[i]});
+        tensor.source, tensor.source_name, each.begin, each.end, tensor.written, each.offset});
     part.swap = tensor.swap;
     part.encoding = tensor.encoding;
     part.stored = tensor.stored_encoding;
+    part.crc32_at = each.crc32_at;
   }
   return output;
 }
@@ -47,7 +48,7 @@ std::set<std::size_t> find_finished(const Attempt& attempt, const std::vector<Ex
     std::error_code error;
     const bool is_whole =
         fs::is_regular_file(fs::symlink_status(path, error)) &&
-        static_cast<std::int64_t>(fs::file_size(path, error)) == files[number].plan.file_size;
+        static_cast<std::int64_t>(fs::file_size(path, error)) == files[number].size;
     if (is_whole && sum_file(path, options) == crc) finished.insert(number);
   }
   return finished;
@@ -62,10 +63,13 @@ std::uint64_t copy_identity(const std::vector<ExportFile>& files) {
   };
   std::set<std::pair<const TensorSource*, std::string>> unchecked;
   for (const ExportFile& file : files) {
-    add(fmt::format("file {} {}\n{}\n", file.name, file.plan.file_size, file.plan.preamble));
-    for (const ExportTensor* tensor : file.tensors) {
-      add(fmt::format("tensor {} {} {} {}\n", tensor->name, tensor->source_name, tensor->stored,
-                      tensor->written));
+    add(fmt::format("file {} {}\n{}\n", file.name, file.size, file.preamble));
+    for (const Literal& literal : file.literals)
+      add(fmt::format("literal {}\n{}\n", literal.offset, literal.bytes));
+    for (const ExportPart& part : file.parts) {
+      const ExportTensor* const tensor = part.tensor;
+      add(fmt::format("tensor {} {} {} {} {} {}\n", tensor->name, tensor->source_name,
+                      tensor->stored, tensor->written, part.begin, part.end));
       const auto record = tensor->source->record(tensor->source_name);
       if (record->addend)
         add(fmt::format("plus {:016x} {}\n", record->addend->checksum(), record->addend_begin));
@@ -102,7 +106,7 @@ bool copy_files(Attempt& attempt, const std::vector<ExportFile>& files, const Wr
     outputs.push_back(output_file(files[i]));
     if (!finished.contains(i)) {
       left.push_back(i);
-    } else if (wrote && !wrote(files[i].plan.file_size, true)) {
+    } else if (wrote && !wrote(files[i].size, true)) {
       return false;
     }
   }

@@ -73,7 +73,7 @@ ExportFile plan_gguf_file(ConsolidateSource& source, const std::vector<SideFile>
     first_data.resize((first_data.size() + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment);
   }
 
-  ExportFile file;
+  std::vector<const ExportTensor*> written;
   std::map<const GgufElements*, std::int64_t> elements;  // of matrices by type
   auto offsets = std::make_unique<OffsetSource>(
       source.weights.empty() ? nullptr : source.weights.front().source);
@@ -90,7 +90,7 @@ ExportFile plan_gguf_file(ConsolidateSource& source, const std::vector<SideFile>
     const GgufElements& type = gguf_elements_of(tensor.written, tensor.encoding);
     if (!form.is_f32) elements[&type] += numel(tensor.shape);
     specs.push_back({tensor.name, tensor.shape, &type});
-    file.tensors.push_back(&tensor);
+    written.push_back(&tensor);
   }
   source.sources.push_back(std::move(offsets));
   require<Unsupported>(
@@ -113,11 +113,12 @@ ExportFile plan_gguf_file(ConsolidateSource& source, const std::vector<SideFile>
   add_gguf_vocabulary(keys, contents, config, source.warnings);
 
   GgufPlan plan = plan_gguf(keys, specs);
+  ExportFile file;
   file.name = kGgufFile;
-  file.plan.preamble = std::move(plan.preamble) + first_data;
-  file.plan.file_size = plan.file_size;
-  file.begins.assign(plan.begins.begin() + static_cast<std::ptrdiff_t>(factors.size()),
-                     plan.begins.end());
+  file.preamble = std::move(plan.preamble) + first_data;
+  file.size = plan.file_size;
+  for (std::size_t i = 0; i < written.size(); ++i)
+    file.add(*written[i], plan.begins[factors.size() + i]);
   return file;
 }
 

@@ -14,7 +14,9 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
+#include "io/consolidate/peft_state.h"
 #include "io/consolidate/side_files.h"
+#include "io/consolidate/sink.h"
 #include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
@@ -63,7 +65,7 @@ void check_no_foreign_names(const std::vector<TensorName>& names, const std::str
 std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSource& source,
                                      const ConsolidateOptions& options) {
   const bool is_gguf = options.format == ExportFormat::GGUF;
-  const bool is_hf = options.format == ExportFormat::HF || is_gguf;
+  const bool is_hf = sink_of(options.format).needs_config;
   std::optional<ModelNames> model;
   if (options.like) model = names_in_directory(*options.like);
   const fs::path file =
@@ -92,7 +94,11 @@ std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSou
         result.family = family;
         result.config = std::make_shared<const Json>(config);
       }
-      return names_of_family(*family, config, *result.hf_config, file.string());
+      ModelNames names = names_of_family(*family, config, *result.hf_config, file.string());
+      std::vector<std::string> parameters;
+      for (const ModelTensor& tensor : names.tensors) parameters.push_back(tensor.name);
+      result.parameters = parameter_order(parameters);
+      return names;
     }
   } catch (const Unsupported& error) {
     if (is_gguf) throw;
@@ -149,7 +155,7 @@ class ShardedExport {
     // With a model, missing weights are detected by their names and shapes.
     if (!model_ || wants_optimizer) warn(source_.loss_warnings());
     warn(source_.warnings());
-    if (options_.format != ExportFormat::Safetensors) check_no_foreign_names(names_, where);
+    if (sink_of(options_.format).needs_config) check_no_foreign_names(names_, where);
     const bool has_weights =
         std::ranges::any_of(names_, [](const TensorName& name) { return is_weight(name); });
     if (model_ && (has_weights || wants_weights))
@@ -348,7 +354,8 @@ class ShardedExport {
            "\"quantization_config\".");
     const bool has_lora = any_has(unexpected, ".lora_A.");
     advise(has_lora,
-           "These are weights with LoRA adapters: merge them in the program that trained them.");
+           "These are weights with LoRA adapters: write the adapters with --format hf and their "
+           "adapter_config.json, and merge those with --merge-lora.");
     const bool has_head = missing.empty() && any_has(unexpected, "lm_head.weight");
     advise(has_head,
            "lm_head.weight differs from the embedding to which the configuration ties it: correct "
@@ -363,8 +370,7 @@ class ShardedExport {
     advise(has_others && !missing.empty() && match.layout.found > 0,
            "If these are the same tensors, change their names with --rename 's/OLD/NEW/'.");
     advise(!shapes.empty(), "Is the config.json that of another size of the model?");
-    advise(options_.format == ExportFormat::Safetensors,
-           "--strip none writes the tensors as they are.");
+    advise(!sink_of(options_.format).needs_config, "--strip none writes the tensors as they are.");
     throw InvalidArgument(
         "the tensors of {}{} are not those of {}:{}{}", result_.path.string(),
         match.layout.prefix.empty() ? "" : fmt::format(" in {}", match.layout.prefix), model_->of,
@@ -519,9 +525,17 @@ CorruptCheckpoint no_model_type(const fs::path& file) {
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> source,
                  const ConsolidateOptions& options) {
   result.kind = source->kind();
+  if (options.format == ExportFormat::HF && has_peft_names(*source, options)) {
+    add_peft_adapters(result, *source, options);
+    result.sources.push_back(std::move(source));
+    return;
+  }
   ShardedExport(result, *source, options).run();
+  result.optimizer_step = source->optimizer_step();
   result.sources.push_back(std::move(source));
-  if (options.format == ExportFormat::HF) check_scales(result);
+  const bool copies_config =
+      options.format != ExportFormat::Safetensors && options.format != ExportFormat::GGUF;
+  if (copies_config && result.hf_config != nullptr) check_scales(result);
 }
 
 }  // namespace tessera::io

@@ -76,7 +76,9 @@ std::optional<DType> main_dtype(const std::vector<ExportTensor>& weights) {
 }
 
 Json export_config(const ConsolidateSource& source) {
-  const DType dtype = main_dtype(source.weights).value_or(source.weights.front().written);
+  const DType dtype =
+      main_dtype(source.weights)
+          .value_or(source.weights.empty() ? DType::F32 : source.weights.front().written);
   Json config = source.family->config_to_hf(*source.config, dtype);
   if (!source.hf_config) return config;
   for (const char* key : kKeptSettings) {
@@ -172,10 +174,16 @@ std::vector<SideFile> compose_side_files(const ConsolidateSource& source,
                                          const ConsolidateOptions& options,
                                          std::vector<std::string>& warnings) {
   std::vector<SideFile> files;
-  if (options.format == ExportFormat::Safetensors) {
+  const bool has_config = source.config ? source.family != nullptr : source.hf_config != nullptr;
+  if (options.format == ExportFormat::Safetensors || !has_config) {
     Json own{{"model", source.config ? *source.config : Json()}};
     if (source.checkpoint) own["step"] = source.checkpoint->index().step;
     add_json(files, kOwnConfig, own);
+    return files;
+  }
+  if (!source.config && source.is_adapter) {
+    files.push_back({kAdapterConfig, dump_hf_config(*source.hf_config) + "\n"});
+    add_copies(files, source, warnings);
     return files;
   }
   if (!source.config) {

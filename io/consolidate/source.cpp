@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -10,6 +11,7 @@
 #include "io/checkpoint/find.h"
 #include "io/consolidate/sharded.h"
 #include "io/consolidate/side_files.h"
+#include "io/consolidate/sink.h"
 #include "io/gguf/family.h"
 #include "io/gguf/offset_source.h"
 #include "io/gguf/source.h"
@@ -54,7 +56,8 @@ std::string arch_of(const Json& model) {
 // Reads the config.json of a checkpoint's model that tessera does not know.
 void read_other_config(ConsolidateSource& result, const std::string& arch,
                        const ConsolidateOptions& options) {
-  if (options.format == ExportFormat::Safetensors) return;
+  const bool needed = sink_of(options.format).needs_config;
+  if (options.format == ExportFormat::Safetensors || (!needed && !options.config_file)) return;
   require(options.config_file.has_value(),
           "{} has a model of arch \"{}\", which this export does not know; give its Hugging Face "
           "config.json with --config, or write its tensors with --format safetensors",
@@ -66,8 +69,8 @@ void read_other_config(ConsolidateSource& result, const std::string& arch,
 void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
                const ConsolidateOptions& options) {
   std::unique_ptr<TensorSource> parts;
-  if (result.family != nullptr && options.format != ExportFormat::Safetensors)
-    parts = split_model(*result.family, *model);
+  if (result.family != nullptr && sink_of(options.format).has_hf_names)
+    parts = split_model(*result.family, model->config(), *model);
   const TensorSource& weights = parts ? *parts : *model;
   for (const TensorInfo& info : weights.tensors())
     add_weight(result, weights, info, info.name, options);
@@ -85,6 +88,7 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
   auto model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
   result.config = std::make_shared<const Json>(model->config());
   result.family = find_hf_family(arch_of(*result.config));
+  if (result.family != nullptr) result.parameters = parameters_of(*result.family, *result.config);
   const fs::path base = model->path();
   if (is_there(base / kConfigFile) && !is_there(base / "index.json")) {
     result.hf_config_file = base / kConfigFile;
@@ -99,7 +103,7 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
 // LoRA adapters of a checkpoint, under the names of their format.
 void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
                   const ConsolidateOptions& options) {
-  require(options.format != ExportFormat::GGUF,
+  require(sink_of(options.format).takes_adapters,
           "{} holds LoRA adapters; write the weights of their base with them by --merge-lora",
           reader.path().string());
   auto model = open_checkpoint_model(reader);
@@ -112,6 +116,54 @@ void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
   for (const TensorInfo& info : model->tensors())
     add_weight(result, *model, info, result.is_adapter ? names.at(info.name) : info.name, options);
   result.sources.push_back(std::move(model));
+}
+
+// Hyperparameters of a run of tessera, from its configuration; empty if the checkpoint has none.
+std::optional<AdamWSettings> read_adamw(ConsolidateSource& result, const CheckpointReader& reader) {
+  if (!reader.index().trainer) return {};
+  const std::string where = (reader.path() / reader.index().trainer->file).string();
+  const Json trainer = parse_json(reader.trainer_json(), where);
+  const Json::json_pointer place("/config/optim");
+  const Json optim = trainer.contains(place) ? trainer.at(place) : Json();
+  AdamWSettings settings;
+  for (const auto& [key, value] :
+       {std::pair("lr", &settings.lr), std::pair("beta1", &settings.beta1),
+        std::pair("beta2", &settings.beta2), std::pair("eps", &settings.eps),
+        std::pair("weight_decay", &settings.weight_decay)}) {
+    if (!optim.is_object() || !optim.contains(key) || !optim[key].is_number()) return {};
+    *value = optim[key].get<double>();
+  }
+  if (optim.contains("lr_scale") && !optim["lr_scale"].empty()) {
+    result.warnings.push_back(
+        fmt::format("{} scaled the learning rate of some weights (optim.lr_scale); exported "
+                    "hyperparameters have the base rate for all",
+                    reader.path().string()));
+  }
+  return settings;
+}
+
+// Optimizer state of a checkpoint, under the names of its weights in the output.
+void add_moments(ConsolidateSource& result, const CheckpointReader& reader,
+                 const ConsolidateOptions& options) {
+  const bool splits = result.family != nullptr && sink_of(options.format).has_hf_names;
+  require(!splits || !has_lora(reader),
+          "{} holds LoRA adapters; write their optimizer state with --format safetensors",
+          reader.path().string());
+  for (const Section& state : reader.states()) {
+    const TensorSource* source = &reader.source(state);
+    if (splits) {
+      result.sources.push_back(
+          split_model(*result.family, *result.config, *source, LoadPolicy::Partial));
+      source = result.sources.back().get();
+    }
+    for (const TensorInfo& info : source->tensors()) {
+      result.optimizer.push_back(
+          {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, source, info.name});
+    }
+  }
+  if (!sink_of(options.format).has_hf_names) return;
+  result.optimizer_step = reader.index().optimizer->step;
+  result.adamw = read_adamw(result, reader);
 }
 
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
@@ -130,7 +182,8 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
           "{} is a checkpoint of tessera, which records its {}; omit --config",
           reader.path().string(), arch);
   if (!known) read_other_config(result, arch, options);
-  if (known || options.format == ExportFormat::Safetensors) result.config = section;
+  if (known || result.hf_config == nullptr) result.config = section;
+  if (known && !has_lora(reader)) result.parameters = parameters_of(*result.family, *section);
   if (wants_weights(options)) {
     if (known && has_lora(reader))
       add_adapters(result, reader, options);
@@ -139,20 +192,13 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
                 open_checkpoint_model(reader, known ? LoadPolicy::Exact : LoadPolicy::Partial),
                 options);
   }
-  if (!known && options.format == ExportFormat::HF) {
+  if (result.hf_config != nullptr) {
     check_scales(result);
     result.warnings.push_back(unchecked_warning(
         fmt::format("{} has a model of arch \"{}\", which this export does not know",
                     result.path.string(), arch)));
   }
-  if (!wants_optimizer(options)) return;
-  for (const Section& state : reader.states()) {
-    const TensorSource& source = reader.source(state);
-    for (const TensorInfo& info : source.tensors()) {
-      result.optimizer.push_back(
-          {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, &source, info.name});
-    }
-  }
+  if (wants_optimizer(options)) add_moments(result, reader, options);
 }
 
 // Name that --tensors matches; for moments, the name of their weight.
@@ -269,7 +315,9 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     return result;
   }
   require_model_directory(path);
-  const bool peft = is_peft(path);
+  // Without the files of adapters, it is the configuration of those in shards.
+  const bool peft = is_peft(path) && (is_there(path / "adapter_model.safetensors") ||
+                                      is_there(path / "adapter_model.bin") || !is_sharded(path));
   require(peft || options.merge_lora || options.base.empty(),
           "--base names the base of LoRA adapters, for --merge-lora");
   if (peft) {
@@ -286,7 +334,11 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   }
   if (std::unique_ptr<ShardedSource> sharded =
           open_sharded(path, options.shards, wants_optimizer(options))) {
-    require(!options.merge_lora, "{} holds no LoRA adapters; omit --merge-lora", path.string());
+    require(
+        !options.merge_lora,
+        "--merge-lora takes adapters of a run or in PEFT's format; if {} holds such of a running "
+        "model, write them first, without --merge-lora",
+        path.string());
     require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
             options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);

@@ -14,6 +14,13 @@
 
 namespace tessera::io {
 
+/// Hyperparameters of AdamW.
+struct AdamWSettings {
+  double lr = 0;  ///< base rate, before any schedule
+  double beta1 = 0, beta2 = 0, eps = 0;
+  double weight_decay = 0;  ///< of tensors of two or more dims; others do not decay
+};
+
 /// Tensors to export from a source, with their names in the output.
 struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
@@ -27,7 +34,13 @@ struct ConsolidateSource {
   /// Names and contents of tokenizer files, if they are not in `path`.
   std::map<std::string, std::string> tokenizer_files;
   bool is_adapter = false;  ///< LoRA adapters alone, to be written in PEFT's format
-  std::vector<ExportTensor> weights, optimizer;
+  std::vector<ExportTensor> weights, optimizer;  ///< moments are named KIND/WEIGHT
+  /// Names of the model's weights, in the order of named_parameters() of its class in transformers;
+  /// empty if unknown.
+  std::vector<std::string> parameters;
+  std::optional<std::int64_t>
+      optimizer_step;                  ///< number of updates, if it is not among the moments
+  std::optional<AdamWSettings> adamw;  ///< if the source records them
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 

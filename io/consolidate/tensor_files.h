@@ -5,6 +5,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/base/file.h"
@@ -35,13 +37,40 @@ struct ExportTensor {
   }
 };
 
-/// A file of tensors of an export: safetensors or GGUF.
+/// Elements of a tensor in a file.
+struct ExportPart {
+  const ExportTensor* tensor = nullptr;
+  std::int64_t offset = 0;                  ///< byte in the file
+  std::int64_t begin = 0, end = 0;          ///< elements, row-major
+  std::vector<std::int64_t> crc32_at = {};  ///< see OutputPart
+};
+
+/// A file with tensors of an export.
 struct ExportFile {
   std::string name;
-  SafetensorsPlan plan;                      ///< `tensors` and `order` are emptied, or never set
-  std::vector<const ExportTensor*> tensors;  ///< in file order
-  std::vector<std::int64_t> begins;          ///< first byte of each tensor in the file
+  std::string preamble;  ///< first bytes
+  std::int64_t size = 0;
+  std::vector<ExportPart> parts;  ///< in file order
+  std::vector<Literal> literals;  ///< in file order, between parts
+
+  /// Adds a whole tensor.
+  void add(const ExportTensor& tensor, std::int64_t offset,
+           std::vector<std::int64_t> crc32_at = {}) {
+    parts.push_back({&tensor, offset, 0, numel(tensor.shape), std::move(crc32_at)});
+  }
 };
+
+/// Tensors of files of at most max_shard_size bytes of tensors, filled greedily in order of names. A
+/// larger tensor is alone.
+std::vector<std::vector<const ExportTensor*>> fill_files(const std::vector<ExportTensor>& tensors,
+                                                         std::int64_t max_shard_size);
+/// @throws InvalidArgument if a name is not UTF-8, which programs that read exports need
+void require_utf8(const std::string& name);
+/// STEM.EXTENSION or, of several files, STEM-00001-of-0000N.EXTENSION. @param extension  with dot
+std::string numbered_name(std::string_view stem, std::string_view extension, std::size_t i,
+                          std::size_t files);
+/// Whether a name is one of numbered_name(), or of the index of such files.
+bool is_file_of(std::string_view name, std::string_view stem, std::string_view extension);
 
 /// Lays out STEM.safetensors or, if the tensors exceed max_shard_size bytes,
 /// STEM-00001-of-0000N.safetensors and so on, filled greedily in order of names. A larger tensor
@@ -55,7 +84,7 @@ std::vector<ExportFile> plan_tensor_files(const std::vector<ExportTensor>& tenso
 /// Whether a safetensors file names tessera as its writer; false if it cannot be read.
 bool is_written_by_export(const fs::path& file);
 
-/// Content of STEM.safetensors.index.json.
+/// Content of an index, such as model.safetensors.index.json.
 std::string tensor_files_index(std::span<const ExportFile> files);
 
 }  // namespace tessera::io

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "io/deepspeed/states.h"
@@ -321,6 +323,19 @@ void DeepSpeedStates::add(std::string file, DeepSpeedOptimizer optimizer) {
   }
   optimizer_files_.push_back(std::move(file));
   optimizers_.push_back(std::move(optimizer));
+}
+
+std::optional<std::int64_t> DeepSpeedStates::optimizer_step() const {
+  if (optimizers_.empty()) return {};
+  std::set<std::string> steps;
+  std::istringstream text(optimizers_.front().steps);
+  for (std::string step; text >> step;) steps.insert(step);
+  std::int64_t value = 0;
+  if (steps.size() != 1) return {};
+  const std::string& step = *steps.begin();
+  const auto parsed = std::from_chars(step.data(), step.data() + step.size(), value);
+  const bool is_whole = parsed.ec == std::errc() && parsed.ptr == step.data() + step.size();
+  return is_whole ? std::optional(value) : std::nullopt;
 }
 
 std::vector<std::string> DeepSpeedStates::files() const {

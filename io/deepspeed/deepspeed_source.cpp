@@ -48,6 +48,7 @@ std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir, bool moments)
                 std::move(tensor.blocks), weight ? "module" : "optimizer");
   }
   source->set_left_out(std::move(left_out));
+  source->set_optimizer_step(states.optimizer_step());
   source->finish(states.files(), model.objects, false);
   return source;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,6 +70,8 @@ class DeepSpeedStates {
   const DeepSpeedModel& model() const { return models_.front(); }
   /// Stage of ZeRO; 0: without it.
   int stage() const { return optimizers_.empty() ? 0 : optimizers_.front().stage; }
+  /// Number of updates, if the optimizer records one for all of its parts.
+  std::optional<std::int64_t> optimizer_step() const;
   /// Files of models, then of optimizers.
   std::vector<std::string> files() const;
   /// Cuts all tensors: weights of the optimizer in float32 and their moments; frozen parameters,

@@ -27,6 +27,13 @@ struct HfFamily {
 /// Tensors of a checkpoint with this "model" section: weights, or LoRA adapters alone. @throws Unsupported on an unknown arch; InvalidArgument
 std::vector<TensorInfo> model_tensors(const Json& model);
 
+/// Names in the order of named_parameters() of the family's class in transformers 4 and 5.
+/// @param names  of Hugging Face tensors, in the order of HfFamily::tensors
+/// @return empty if they include experts, which transformers 5 stacks
+std::vector<std::string> parameter_order(const std::vector<std::string>& names);
+/// parameter_order() of all tensors of a model. @param model  tessera's "model" section
+std::vector<std::string> parameters_of(const HfFamily& family, const Json& model);
+
 /// All families that tessera knows.
 const std::vector<HfFamily>& hf_families();
 /// Null for a family that tessera does not know.

@@ -127,12 +127,14 @@ std::shared_ptr<const TensorRecord> PartsSource::record(const std::string& name)
       rows_of_record(*record, part.begin, part.rows, checks_, title));
 }
 
-std::unique_ptr<PartsSource> split_model(const HfFamily& family, const ModelSource& model) {
+std::unique_ptr<PartsSource> split_model(const HfFamily& family, const Json& config,
+                                         const TensorSource& model, LoadPolicy policy) {
   std::map<std::string, DType> dtypes;
   for (const TensorInfo& info : model.tensors()) dtypes.emplace(info.name, info.dtype);
   auto parts = std::make_unique<PartsSource>(model);
-  for (const HfTensor& tensor : family.tensors(model.config())) {
+  for (const HfTensor& tensor : family.tensors(config)) {
     const auto dtype = dtypes.find(tensor.info.name);
+    if (dtype == dtypes.end() && policy != LoadPolicy::Exact) continue;
     require(dtype != dtypes.end(), "{} holds no tensor {}", model.path().string(),
             tensor.info.name);
     std::int64_t begin = 0;

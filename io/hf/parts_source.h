@@ -8,6 +8,7 @@
 #include "io/hf/family.h"
 #include "io/hf/model_source.h"
 #include "io/pump/tensor_source.h"
+#include "io/source/load_policy.h"
 
 namespace tessera::io {
 
@@ -52,9 +53,13 @@ class PartsSource final : public TensorSource {
   mutable StorageChecks checks_;
 };
 
-/// The Hugging Face tensors of a model of tessera: rows of its weights.
-/// @param model  outlives the result
-/// @throws InvalidArgument if the model's tensors are not those of its configuration
-std::unique_ptr<PartsSource> split_model(const HfFamily& family, const ModelSource& model);
+/// The Hugging Face tensors of a model of tessera: rows of its weights or of their moments.
+/// @param config  tessera's "model" section
+/// @param model   tensors with names and shapes of its weights; outlives the result
+/// @param policy  Exact: all weights must be there
+/// @throws InvalidArgument if one is missing
+std::unique_ptr<PartsSource> split_model(const HfFamily& family, const Json& config,
+                                         const TensorSource& model,
+                                         LoadPolicy policy = LoadPolicy::Exact);
 
 }  // namespace tessera::io

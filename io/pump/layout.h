@@ -1,10 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/base/dtype.h"
 
 namespace tessera::io {
+
+/// Bytes of a file that are known before any tensor is read.
+struct Literal {
+  std::int64_t offset = 0;  ///< of the first, from the start of the file
+  std::string bytes;
+};
 
 /// Order of a tensor's elements in a file: with its elements seen as [n, rows, columns, inner], the
 /// file holds [n, columns, rows, inner].

@@ -66,8 +66,10 @@ struct SharedTensor {
 struct PartState {
   OutputPart* part = nullptr;
   std::int64_t bytes = 0;
-  std::int64_t left = 0;               // elements not yet written
-  std::vector<RangeSum> unfinished{};  // runs of sum_elements without a final checksum
+  std::int64_t left = 0;                       // elements not yet written
+  std::vector<RangeSum> unfinished{};          // runs of sum_elements without a final checksum
+  std::optional<RangeSum> unfinished_crc32{};  // of the part, if the file has it
+  std::uint32_t crc32 = 0;                     // once all is written
 };
 
 struct FileState {
@@ -83,6 +85,14 @@ struct Block {
   std::size_t file;
   std::int64_t begin, end;  // in bytes
 };
+
+/// Change of a file's CRC-64 if 4 of its bytes, which were zeros, become `value`.
+/// @param after  number of bytes that follow them
+std::uint64_t crc64_change(std::uint32_t value, std::int64_t after) {
+  constexpr std::uint32_t kZero = 0;
+  return crc64_combine(crc64(&value, sizeof(value)) ^ crc64(&kZero, sizeof(kZero)), 0,
+                       static_cast<std::uint64_t>(after));
+}
 
 struct Stopped {};
 
@@ -107,6 +117,7 @@ class Writer {
         added.bytes = part.bytes();
         state.has_units = state.has_units || part.encoding != Encoding::Plain;
         added.left = n;
+        if (!part.crc32_at.empty()) added.unfinished_crc32.emplace(Checksum::Crc32, added.bytes);
         part.sums.clear();
         ++parts_left_;
         ++tensors_[{part.source, part.source_name}].parts_left;
@@ -135,6 +146,7 @@ class Writer {
     std::shared_ptr<PumpTensor> tensor;
     std::vector<std::int64_t> bounds;  // elements of the tensor, split at each sum_elements
     std::vector<std::uint64_t> sums;
+    std::uint32_t crc32 = 0;  // if the file has that of the part
   };
 
   static auto part_at(FileState& file, std::int64_t byte) {
@@ -168,7 +180,9 @@ class Writer {
       char* const place = buffer + (part.offset - block.begin) +
                           (share.bounds.front() - part.begin) / unit.elements * unit.bytes;
       std::fill(filled, place, '\0');
-      filled = place + (share.bounds.back() - share.bounds.front()) / unit.elements * unit.bytes;
+      const std::int64_t size =
+          (share.bounds.back() - share.bounds.front()) / unit.elements * unit.bytes;
+      filled = place + size;
       if (is_plain(part)) {
         lane.gather(*share.tensor, share.bounds, part.dtype, place,
                     part.sum_elements > 0 ? &share.sums : nullptr);
@@ -180,12 +194,26 @@ class Writer {
               "{}: tensor {} has values beyond 65504, the largest of f16; write it as bf16 or f32 "
               "(--dtype)",
               part.source->path().string(), part.source->title(part.source_name));
+      if (!part.crc32_at.empty()) share.crc32 = crc32(place, static_cast<std::size_t>(size));
     }
     std::fill(filled, buffer + (block.end - block.begin), '\0');
+    put_literals(*file.file, block, buffer);
     const auto bytes = static_cast<std::size_t>(block.end - block.begin);
     const std::uint64_t crc = crc64(buffer, bytes);
     out->write(block.begin, buffer, bytes);
     finish(block, shares, crc);
+  }
+
+  static void put_literals(const OutputFile& file, const Block& block, char* buffer) {
+    auto at = std::ranges::partition_point(file.literals, [&](const Literal& literal) {
+      return literal.offset + std::ssize(literal.bytes) <= block.begin;
+    });
+    for (; at != file.literals.end() && at->offset < block.end; ++at) {
+      const std::int64_t begin = std::max(block.begin, at->offset);
+      const std::int64_t end = std::min(block.end, at->offset + std::ssize(at->bytes));
+      at->bytes.copy(buffer + (begin - block.begin), static_cast<std::size_t>(end - begin),
+                     static_cast<std::size_t>(begin - at->offset));
+    }
   }
 
   // Reads a part's elements in pieces that fit into a block, and swaps and encodes them.
@@ -262,6 +290,7 @@ class Writer {
       if (--file.blocks_left == 0) complete = std::move(file.out);
     }
     if (complete) {
+      *sum ^= put_checksums(file, *complete);
       complete->sync();
       const std::lock_guard lock(finish_mutex_);
       if (options_.finished) options_.finished(block.file, *sum);
@@ -269,6 +298,19 @@ class Writer {
     const std::lock_guard lock(finish_mutex_);
     if (!stopped_ && options_.wrote) stopped_ = !options_.wrote(block.end - block.begin);
     if (stopped_) throw Stopped{};
+  }
+
+  // Writes the CRC-32 of each part of a file. @return the change of the file's CRC-64
+  static std::uint64_t put_checksums(const FileState& state, DirectFile& out) {
+    std::uint64_t change = 0;
+    for (const PartState& part : state.parts) {
+      for (const std::int64_t at : part.part->crc32_at) {
+        out.patch(at, &part.crc32, sizeof(part.crc32));
+        change ^=
+            crc64_change(part.crc32, state.file->size - at - std::int64_t{sizeof(part.crc32)});
+      }
+    }
+    return change;
   }
 
   // The caller holds mutex_.
@@ -281,10 +323,21 @@ class Writer {
       const auto sum = state.unfinished[run].add(share.bounds[i], bytes, share.sums[i]);
       if (sum) part.sums[run] = *sum;
     }
+    if (state.unfinished_crc32) {
+      const EncodingUnit unit = part.unit();
+      const auto bytes_to = [&](std::int64_t element) {
+        return (element - part.begin) / unit.elements * unit.bytes;
+      };
+      const std::int64_t begin = bytes_to(share.bounds.front());
+      const auto sum =
+          state.unfinished_crc32->add(begin, bytes_to(share.bounds.back()) - begin, share.crc32);
+      if (sum) state.crc32 = static_cast<std::uint32_t>(*sum);
+    }
     state.left -= share.bounds.back() - share.bounds.front();
     if (state.left > 0) return;
     --parts_left_;
     state.unfinished = {};
+    state.unfinished_crc32.reset();
     const auto shared = tensors_.find({part.source, part.source_name});
     if (--shared->second.parts_left > 0) return;
     require<InternalError>(shared->second.tensor->is_complete(), "{} was not read completely",

@@ -24,18 +24,21 @@ struct OutputPart {
   Encoding encoding = Encoding::Plain;  ///< Q8_0 of elements as `dtype`, F32. No checksums
   /// Q8_0: the source's tensor is the bytes of its blocks, as U8 without checksums.
   Encoding stored = Encoding::Plain;
+  /// Offsets in the file that receive the CRC-32 of the part's bytes, in 4 bytes. Zeros in literals.
+  std::vector<std::int64_t> crc32_at{};
 
   std::int64_t width() const { return static_cast<std::int64_t>(dtype_size(dtype)); }
   EncodingUnit unit() const { return encoding_unit(encoding, dtype); }
   std::int64_t bytes() const { return (end - begin) / unit().elements * unit().bytes; }
 };
 
-/// A file to write: a preamble, then parts. Gaps become zeros.
+/// A file to write: a preamble, then parts and literals. Gaps become zeros.
 struct OutputFile {
   std::string name;
   std::string preamble;
   std::int64_t size = 0;
-  std::vector<OutputPart> parts;  ///< in file order
+  std::vector<OutputPart> parts;    ///< in file order
+  std::vector<Literal> literals{};  ///< in file order, between parts
 };
 
 struct WriteOptions {

@@ -56,6 +56,7 @@ class ShardedSource final : public TensorSource {
   void set_left_out(std::vector<std::string> moments) { left_out_ = std::move(moments); }
   void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
   void set_where(std::string where) { where_ = std::move(where); }
+  void set_optimizer_step(std::optional<std::int64_t> step) { optimizer_step_ = step; }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const std::string& kind() const { return kind_; }
@@ -67,6 +68,8 @@ class ShardedSource final : public TensorSource {
   const std::vector<std::string>& objects() const { return objects_; }
   /// Names of moments that the caller of open_sharded did not ask for.
   const std::vector<std::string>& left_out() const { return left_out_; }
+  /// Number of updates that the optimizer made, if it is recorded other than as a tensor.
+  std::optional<std::int64_t> optimizer_step() const { return optimizer_step_; }
   /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
     std::string name, dtype, top_key;  ///< dtype: its name in the source; top_key: see top_keys()
@@ -123,6 +126,7 @@ class ShardedSource final : public TensorSource {
   std::vector<Unreadable> unreadable_;
   std::map<std::string, StoredTensor> tensors_;
   std::size_t block_count_ = 0;
+  std::optional<std::int64_t> optimizer_step_;
   bool archives_ = false;
   mutable OpenFiles open_files_;
   mutable StorageChecks checks_;

@@ -188,7 +188,7 @@ TEST_CASE_FIXTURE(Fixture,
           bytes += n;
           return true;
         }));
-        CHECK(bytes == files[0].plan.file_size);
+        CHECK(bytes == files[0].size);
         check(attempt.dir() / "model.safetensors", dtype);
         attempt.remove();
       }
@@ -241,7 +241,7 @@ TEST_CASE_FIXTURE(Fixture, "a stopped or killed copy resumes at the first unfini
   const auto files = plan_tensor_files(tensors, "model", 100'000);
   REQUIRE(files.size() > 4);
   std::int64_t total = 0, reused = 0;
-  for (const ExportFile& file : files) total += file.plan.file_size;
+  for (const ExportFile& file : files) total += file.size;
   for (int round = 0; reused < total / 2; ++round) {
     REQUIRE(round < 20);
     const bool kill = round % 2 == 1;
@@ -279,7 +279,7 @@ TEST_CASE_FIXTURE(Fixture, "files of a former attempt are verified before reuse"
   const auto files = plan_tensor_files(tensors, "model", 600'000);
   REQUIRE(files.size() >= 3);
   std::int64_t total = 0;
-  for (const ExportFile& file : files) total += file.plan.file_size;
+  for (const ExportFile& file : files) total += file.size;
   const auto run = [&] {
     Attempt attempt(out, identity(files));
     std::int64_t reused = 0;
@@ -293,7 +293,7 @@ TEST_CASE_FIXTURE(Fixture, "files of a former attempt are verified before reuse"
   CHECK(run() == total);
   const fs::path written = dir.path() / "out.tmp" / files[1].name;
   const std::string right = read_text(written);
-  const std::int64_t size = files[1].plan.file_size;
+  const std::int64_t size = files[1].size;
   for (const std::int64_t at : {std::int64_t{0}, size / 2, size - 1}) {
     flip_bit(written, at);
     CHECK(run() == total - size);

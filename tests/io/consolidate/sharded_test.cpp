@@ -191,7 +191,10 @@ TEST_CASE_FIXTURE(Shards, "names that are all others get advice of their own") {
   entries.erase(weight.name);
   add("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight", {4, 4});
   add("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight", {2, 4});
-  refuse("These are weights with LoRA adapters: merge them");
+  refuse("holds LoRA adapters of PEFT without adapter_config.json; give it with --config FILE");
+  options.format = ExportFormat::Bin;
+  refuse("These are weights with LoRA adapters: write the adapters with --format hf");
+  options.format = ExportFormat::HF;
   entries.clear();
   add_all("net.");
   options.names.strip_wrappers = false;

@@ -605,7 +605,8 @@ TEST_CASE_FIXTURE(OtherModel, "a configuration without a model type is refused")
                        consolidate(source, out, options));
   options.tensors = {};
   options.what = ExportWhat::All;
-  CHECK_THROWS_HOLDING(InvalidArgument, "optimizer state is written with --format safetensors only",
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "optimizer state is written with --format safetensors, dcp or bin only",
                        consolidate(source, out, options));
   CHECK_FALSE(fs::exists(out));
 }

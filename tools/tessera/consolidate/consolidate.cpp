@@ -87,6 +87,8 @@ int run(const Options& options) {
   if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
   if (options.what == "all") consolidate.what = io::ExportWhat::All;
   if (options.format == "gguf") consolidate.format = io::ExportFormat::GGUF;
+  if (options.format == "dcp") consolidate.format = io::ExportFormat::DCP;
+  if (options.format == "bin") consolidate.format = io::ExportFormat::Bin;
   if (options.dtype == "f32") consolidate.dtype = DType::F32;
   if (options.dtype == "bf16") consolidate.dtype = DType::BF16;
   if (options.dtype == "f16") consolidate.dtype = DType::F16;
@@ -158,10 +160,13 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("OUT", options->out, "Directory to write")->required();
   app->add_option(
          "--format", options->format,
-         "A Hugging Face directory, also of a model that tessera does not know; plain "
-         "safetensors, the only format with optimizer state; or model.gguf for llama.cpp and "
-         "its kin, of Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi-3, OLMo 2 and GPT-2")
-      ->check(CLI::IsMember({"hf", "safetensors", "gguf"}))
+         "hf: a Hugging Face directory, also of a model that tessera does not know; safetensors: "
+         "tensors alone; gguf: model.gguf for llama.cpp and its kin, of Llama, Mistral, Qwen 2 and "
+         "3, Gemma 1 to 3, Phi-3, OLMo 2 and GPT-2; dcp: a PyTorch Distributed Checkpoint, from "
+         "which torch.distributed.checkpoint.load resumes; bin: a Hugging Face directory with "
+         "pytorch_model.bin, and the optimizer's state dict in optimizer.bin. Optimizer state "
+         "needs safetensors, dcp or bin")
+      ->check(CLI::IsMember({"hf", "safetensors", "gguf", "dcp", "bin"}))
       ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
   app->add_option("--what", options->what, "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Trains small models by tessera (Llama, and GPT-2 with its tied head), exports them, and resumes them by PyTorch.
+
+    pip install torch transformers safetensors
+    python tools/check_dcp_out.py BUILD_DIR [--ranks 2 4] [--keep FOLDER]
+
+tessera trains on 2 ranks (CPU, fp32, AdamW) on the same batch in each step, and goes on after the exported checkpoint. Checks that
+- FSDP2 (fully_shard, gloo) on each number of ranks resumes model and optimizer from `--format dcp --what all`, in one file and cut into
+  many, with groups by list and by name: the losses of the next steps are tessera's to 1e-5;
+- the state dicts of `--format bin --what all` open by torch.load(weights_only=True, mmap=True), with CRC-32s that zipfile verifies;
+  transformers opens the directory strictly, torch.optim.AdamW loads optimizer.bin, and the losses are tessera's to 1e-5;
+- tessera makes the same model.safetensors, byte for byte, of its checkpoint and of both exports, and the same optimizer.safetensors of
+  a Distributed Checkpoint and of one that it made from that.
+Prints a table; exit code 1 if a check fails.
+"""
+import argparse
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
+                                                     set_model_state_dict, set_optimizer_state_dict)
+from transformers import AutoConfig, AutoModelForCausalLM
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before 2.6
+    from torch.distributed._composable.fsdp import fully_shard
+
+VOCAB, WIDTH, ROWS, STEP, STEPS = 97, 32, 4, 6, 9
+TOLERANCE = 1e-5
+
+
+def make_tokens(file):
+    ids = torch.randint(VOCAB, (ROWS * WIDTH + 1,), generator=torch.Generator().manual_seed(5))
+    file.write_bytes(struct.pack(f"<{len(ids)}H", *ids.tolist()))
+    return ids
+
+
+def rows_of(ids):
+    return torch.stack([ids[i * WIDTH:(i + 1) * WIDTH + 1] for i in range(ROWS)])
+
+
+def loss_of(model, rows):
+    logits = model(input_ids=rows[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+def new_model(folder):
+    torch.manual_seed(123)  # other weights than the exported ones
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), torch_dtype=torch.float32)
+
+
+def groups_of(model, split):
+    parameters = list(model.parameters())
+    if not split:
+        return parameters
+    return [{"params": [p for p in parameters if p.dim() >= 2]},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+
+
+def resume(rank, world, port, folder, ids, flat, out):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    model = new_model(folder)
+    for layer in model.model.layers if hasattr(model, "model") else model.transformer.h:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(groups_of(model, split=True), lr=123.0, betas=(0.1, 0.2), eps=1.0, weight_decay=9.0)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+    rows = rows_of(ids).chunk(world)[rank]
+    losses = []
+    for _ in range(STEPS - STEP):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows)
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / world)
+    if rank == 0:
+        torch.save(losses, out)
+    dist.destroy_process_group()
+
+
+def resume_bin(folder, ids):
+    for file in folder.glob("*.bin"):
+        assert zipfile.ZipFile(file).testzip() is None, file
+        torch.load(file, weights_only=True, mmap=True)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    model.train()
+    optimizer = torch.optim.AdamW(groups_of(model, split=False), lr=123.0)
+    saved = torch.load(folder / "optimizer.bin", weights_only=True)
+    assert saved["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
+    optimizer.load_state_dict(saved)
+    one = optimizer.param_groups[0]  # the file has one group; tessera's weight decay leaves out tensors of one dim
+    rest = [p for p in one["params"] if p.dim() < 2]
+    one["params"] = [p for p in one["params"] if p.dim() >= 2]
+    optimizer.param_groups.append({**one, "params": rest, "weight_decay": 0.0})
+    losses = []
+    for _ in range(STEPS - STEP):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows_of(ids))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def files_of(folder, pattern):
+    return {file.name: file.read_bytes() for file in sorted(folder.glob(pattern))}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--keep", type=pathlib.Path, help="work in this folder")
+    args = parser.parse_args()
+    temporary = None if args.keep else tempfile.TemporaryDirectory()
+    work = args.keep or pathlib.Path(temporary.name)
+    work.mkdir(parents=True, exist_ok=True)
+    failed = []
+
+    def report(name, text, good):
+        print(f"{'ok  ' if good else 'FAIL'} {name:<44} {text}", flush=True)
+        if not good:
+            failed.append(name)
+
+    def tessera(*words):
+        done = subprocess.run([args.build / "bin/tessera", *map(str, words)], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"tessera {' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
+
+    ids = make_tokens(work / "tokens.bin")
+    for name in ("llama", "gpt2"):
+        run = work / f"run-{name}"
+        model = {"model.n_kv_head": 2, "model.n_inner": 48} if name == "llama" else {}
+        model = {"model.arch": name, "model.n_layer": 2, "model.n_head": 4, "model.n_embd": 32, **model,
+                 "model.vocab_size": VOCAB, "model.seq_len": WIDTH, "data.train": work / "tokens.bin", "data.order": "sequential", "train.steps": STEPS, "train.global_batch": ROWS,
+                 "train.eval_every": 0, "train.device": "cpu", "optim.lr": 3e-3, "optim.schedule": "constant",
+                 "optim.warmup_steps": 0, "optim.clip_norm": 0, "optim.weight_decay": 0.2, "checkpoint.every": 3,
+                 "checkpoint.keep": 9, "run.out": run}
+        tessera("train", "--nproc", 2, *[word for key, value in model.items() for word in (f"--{key}", value)])
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        ours = [next(line["loss"] for line in lines if line["step"] == step and "loss" in line) for step in range(STEP, STEPS)]
+
+        def compare(what, losses):
+            most = max(abs(a - b) for a, b in zip(losses, ours, strict=True))
+            report(f"{name}, {what}", f"largest difference of {len(ours)} losses {most:.1e} (last {losses[-1]:.6f})", most <= TOLERANCE)
+
+        def consolidate(source, out, *words):
+            tessera("consolidate", source, work / out, "--overwrite", *words)
+            return work / out
+
+        for cut, words in (("one file", ()), ("many files", ("--max-shard-size", "8000"))):
+            folder = consolidate(run, f"dcp-{name}", "--step", STEP, "--format", "dcp", "--what", "all", *words)
+            count = len(list(folder.glob("*.distcp")))
+            for world in args.ranks:
+                for flat in (False, True):
+                    out = work / "losses.pt"
+                    mp.spawn(resume, (world, 29600 + world, folder, ids, flat, out), nprocs=world)
+                    compare(f"FSDP2, {world} ranks, {count} files{', flat' if flat else ''}", torch.load(out))
+            hf = consolidate(run, f"hf-{name}", "--step", STEP)
+            again = consolidate(folder, f"hf2-{name}")
+            same = files_of(hf, "*.safetensors") == files_of(again, "*.safetensors")
+            report(f"{name}, dcp -> hf, {cut}", "model.safetensors is equal", same)
+            state = consolidate(folder, f"state-{name}", "--what", "optimizer")
+            saved = consolidate(folder, f"dcp2-{name}", "--format", "dcp", "--what", "all")
+            state2 = consolidate(saved, f"state2-{name}", "--what", "optimizer")
+            same = files_of(state, "*.safetensors") == files_of(state2, "*.safetensors")
+            report(f"{name}, dcp -> dcp, {cut}", "optimizer.safetensors is equal", same)
+            folder = consolidate(run, f"bin-{name}", "--step", STEP, "--format", "bin", "--what", "all", *words)
+            compare(f"bin, {len(list(folder.glob('pytorch_model*.bin')))} files", resume_bin(folder, ids))
+            again = consolidate(folder, f"hf3-{name}")
+            same = files_of(hf, "*.safetensors") == files_of(again, "*.safetensors")
+            report(f"{name}, bin -> hf, {cut}", "model.safetensors is equal", same)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
