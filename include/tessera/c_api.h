@@ -125,7 +125,7 @@ TESSERA_API int tessera_find(const tessera_source* source, const char* name, siz
 /// verify=whole.
 ///
 /// @param begin, end  an entry per dim; both NULL: the whole tensor
-/// @param dtype       NULL: as stored; else converts to "F64", "F32", "F16" or "BF16"
+/// @param dtype       NULL: as stored; else "F32", "F16" or "BF16", converted from these or "F64"
 /// @param bytes       size of `out`, which must be that of the elements in `dtype`
 /// @return TESSERA_CORRUPT, with file and tensor, on a wrong checksum. After an error the contents of
 ///         `out` are undefined.
