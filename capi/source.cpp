@@ -137,9 +137,12 @@ void read_box(const tessera_source& source, const ListedTensor& tensor, const in
         box.shape[i], i, tensor.name, tensor.shape);
     box.shape[i] -= box.offsets[i];
   }
-  const auto needed = static_cast<std::uint64_t>(numel(box.shape)) * dtype_size(wanted);
-  require(bytes == needed, "tensor {}: the memory has {} bytes, but a box of shape {} needs {}",
-          tensor.name, bytes, box.shape, needed);
+  std::size_t needed = 0;
+  const bool fits = !__builtin_mul_overflow(static_cast<std::size_t>(numel(box.shape)),
+                                            dtype_size(wanted), &needed);
+  require(fits && bytes == needed,
+          "tensor {}: the memory has {} bytes, but a box of shape {} has {} elements of {} bytes",
+          tensor.name, bytes, box.shape, numel(box.shape), dtype_size(wanted));
   require(out != nullptr || bytes == 0, "the memory is NULL");
   tensor.source->read_box(tensor.stored_name, box, out, wanted, source.read);
 }

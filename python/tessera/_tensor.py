@@ -124,12 +124,14 @@ class Tensor:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def __dlpack__(self, **arguments):
-        """Reads the whole tensor."""
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Reads the whole tensor into new host memory."""
+        if dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"tensors are read into host memory, not onto device {dl_device}")
         if self.dtype not in _DLPACK_TYPES:
-            return self.numpy().__dlpack__(**arguments)
+            return self.numpy().__dlpack__()
         data, shape = self._read([0] * self.ndim, list(self.shape))
-        return _core.as_dlpack(data, shape, *_DLPACK_TYPES[self.dtype]).__dlpack__(**arguments)
+        return _core.as_dlpack(data, shape, *_DLPACK_TYPES[self.dtype])
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # memory of the CPU

@@ -316,6 +316,13 @@ def test_torch_tensors(tmp_path):
     tessera.save_checkpoint(tmp_path, weights, step=1)
     for name, tensor in tessera.open(tmp_path).items():
         assert torch.equal(torch.from_dlpack(tensor), weights[name])
+    narrow = [tensor for tensor in tessera.open(FIXTURES / "dcp" / "fixtures" / "other-dtypes").values()
+              if tensor.dtype.startswith("float8")]
+    assert narrow
+    for tensor in narrow:
+        read = torch.from_dlpack(tensor)
+        assert read.dtype == getattr(torch, tensor.dtype)
+        assert read.view(torch.uint8).tolist() == tensor.raw.numpy().tolist()
 
 
 DTENSORS = """
