@@ -33,6 +33,8 @@ foreach(plugin tessera_onednn tessera_cuda tessera_cudnn tessera_nccl)
     install(TARGETS ${plugin} LIBRARY DESTINATION lib/tessera)
   endif()
 endforeach()
+# For other languages, with <tessera/c_api.h>.
+install(TARGETS tessera_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET tessera_cuda_fiber)
   install(TARGETS tessera_cuda_fiber LIBRARY DESTINATION lib/tessera OPTIONAL)
 endif()

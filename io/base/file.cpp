@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/base/placed.h"
 
 namespace tessera::io {
 namespace {
@@ -22,13 +23,15 @@ namespace {
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
-  throw IoError("cannot {} {}: {}", action, path.string(), std::strerror(error));
+  throw Placed(IoError("cannot {} {}: {}", action, path.string(), std::strerror(error)),
+               {path.string(), ""});
 }
 
 [[noreturn]] void fail_write(const fs::path& path, std::size_t bytes, int error) {
-  throw IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system{})",
-                path.string(), std::strerror(error), bytes, free_bytes(path),
-                error == EFBIG ? "; `ulimit -f` may limit the size of files" : "");
+  throw Placed(IoError("cannot write {}: {} ({} bytes needed, {} bytes free on that file system{})",
+                       path.string(), std::strerror(error), bytes, free_bytes(path),
+                       error == EFBIG ? "; `ulimit -f` may limit the size of files" : ""),
+               {path.string(), ""});
 }
 
 bool exchange(const fs::path& a, const fs::path& b) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,8 @@
 
 namespace tessera::io {
 
-/// The part of a tensor that a rank owns: elements [begin, end) of the whole tensor in row-major
-/// order. `data` points to element `begin` and must stay unchanged until save_checkpoint returns.
+/// The part of a tensor that a rank owns: elements [begin, end) of the whole tensor, or of a box of
+/// it, in row-major order. `data` points to element `begin` and must stay unchanged until save_checkpoint returns.
 /// With begin == end, a part only declares the tensor; an empty tensor must be declared too.
 struct TensorPart {
   std::string name;
@@ -25,6 +26,7 @@ struct TensorPart {
   DType dtype = DType::F32;
   std::int64_t begin = 0, end = 0;
   const void* data = nullptr;
+  std::optional<Box> box{};  ///< absent: the whole tensor
 };
 
 /// One rank's request for a save. Step, world size and run id must be equal on all ranks.

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "io/base/crc.h"
 #include "io/checkpoint/merge_index.h"
+#include "io/pump/box.h"
 
 namespace tessera::io {
 namespace {
@@ -19,10 +20,13 @@ constexpr std::int64_t kUsualChunk = std::int64_t{16} << 20;
 constexpr std::int64_t kIndexBytesPerChunk = 650;
 
 void check_part(const TensorPart& part) {
-  const std::int64_t size = numel(part.shape);
+  require(!part.box || is_inside(*part.box, part.shape),
+          "part of {}: the box at {} of shape {} is outside shape {}", part.name,
+          part.box.value_or(Box{}).offsets, part.box.value_or(Box{}).shape, part.shape);
+  const std::int64_t size = numel(part.box ? part.box->shape : part.shape);
   require(part.begin >= 0 && part.begin <= part.end && part.end <= size,
           "part of {}: elements {} to {} exceed shape {}", part.name, part.begin, part.end,
-          part.shape);
+          part.box ? part.box->shape : part.shape);
   require(part.data != nullptr || part.begin == part.end, "part of {}: no data", part.name);
 }
 
@@ -126,6 +130,7 @@ std::string write_shard(const SaveRequest& request, const ShardPlan& plan, std::
         write_part(file, entry.begin, sent, part, chunk_bytes, request);
     TensorRecord& tensor = tensors.at(entry.section).at(part.name);
     add_chunks(tensor, name, entry.begin, part.begin, part.end, chunk_bytes / tensor.width(), crcs);
+    for (Chunk& chunk : tensor.chunks) chunk.box = part.box;
   }
   request.pass("shard-written");
   file.finish();

@@ -9,6 +9,7 @@
 #include "io/base/convert.h"
 #include "io/base/crc.h"
 #include "io/base/parallel.h"
+#include "io/base/placed.h"
 #include "io/pump/box.h"
 #include "io/pump/strided.h"
 
@@ -69,11 +70,12 @@ void PumpTensor::fail(std::size_t c) const {
   const std::string box =
       chunk.box ? fmt::format(" of the box at {} of shape {}", chunk.box->offsets, chunk.box->shape)
                 : "";
-  throw CorruptCheckpoint(
-      "{}: tensor {}, elements {} to {}{} (bytes {} to {}): the checksum is wrong: the data was "
-      "damaged after the save",
-      (source.path() / chunk.file).string(), source.title(name), chunk.begin, chunk.end, box,
-      chunk.byte_begin, chunk.byte_end);
+  const std::string file = (source.path() / chunk.file).string(), title = source.title(name);
+  throw Placed(
+      CorruptCheckpoint("{}: tensor {}, elements {} to {}{} (bytes {} to {}): the checksum is "
+                        "wrong: the data was damaged after the save",
+                        file, title, chunk.begin, chunk.end, box, chunk.byte_begin, chunk.byte_end),
+      {file, title});
 }
 
 bool are_neighbours(const Slice& slice, const Slice& next) {

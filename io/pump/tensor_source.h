@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +22,16 @@ struct TensorInfo {
   std::string name;
   Shape shape;
   DType dtype = DType::F32;
+};
+
+struct ReadPart;     // read_parts.h
+struct ReadOptions;  // read_parts.h
+
+struct BoxOptions {
+  int threads = 1;
+  /// Whether the first read of any part of a chunk verifies all of it. False reads only wanted
+  /// elements, and up to 32 KiB between them, and verifies chunks that lie inside the box.
+  bool verify_partial = true;
 };
 
 /// Named tensors and the locations of their bytes in files. Each file format has an implementation;
@@ -45,8 +58,14 @@ class TensorSource {
   ///         dtypes do not convert (see can_convert), IoError, CorruptCheckpoint
   void read(const std::string& name, std::int64_t begin, std::int64_t end, void* out,
             DType dtype) const;
+  /// Reads a box of a tensor, row-major, converted to `dtype`. @throws as read()
+  void read_box(const std::string& name, const Box& box, void* out, DType dtype,
+                const BoxOptions& options = {}) const;
 
  private:
+  // @param verifies  whether to verify a chunk of the one tensor of `parts`; empty: all
+  void read_verified(std::span<const ReadPart> parts, ReadOptions& options,
+                     const std::function<bool(std::size_t chunk)>& verifies = {}) const;
   mutable std::mutex verified_mutex_;
   mutable std::set<std::pair<std::string, std::size_t>> verified_;  // tensor, index of the chunk
 };
