@@ -16,7 +16,7 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
+constexpr std::int64_t kMaxMetadata = std::int64_t{8} << 30;
 constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
@@ -78,8 +78,12 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
                              "{} has shards, but no {}: PyTorch writes it last, so this save was "
                              "not finished",
                              dir.string(), kMetadataFile);
+  const File metadata_file = File::open(metadata_path);
+  const std::int64_t bytes = metadata_file.size();
+  require<CorruptCheckpoint>(bytes <= kMaxMetadata, "{} has {} bytes; at most {} are accepted",
+                             metadata_path.string(), bytes, kMaxMetadata);
   DcpMetadata metadata =
-      parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
+      parse_dcp_metadata(ByteRange(metadata_file, 0, bytes), metadata_path.string());
   auto source = std::make_unique<ShardedSource>(
       dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP");
   std::vector<std::int64_t> needed(metadata.files.size());
