@@ -16,7 +16,7 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
+constexpr std::int64_t kMaxMetadata = std::int64_t{8} << 30;
 constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
 // Folders of accelerate's save_state, for each model and optimizer.
@@ -84,8 +84,12 @@ void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::str
                              "{} has shards, but no {}: PyTorch writes it last, so this save was "
                              "not finished",
                              metadata_path.parent_path().string(), kMetadataFile);
+  const File metadata_file = File::open(metadata_path);
+  const std::int64_t bytes = metadata_file.size();
+  require<CorruptCheckpoint>(bytes <= kMaxMetadata, "{} has {} bytes; at most {} are accepted",
+                             metadata_path.string(), bytes, kMaxMetadata);
   DcpMetadata metadata =
-      parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
+      parse_dcp_metadata(ByteRange(metadata_file, 0, bytes), metadata_path.string());
   const auto first_file = static_cast<std::uint32_t>(files.size());
   std::vector<std::int64_t> needed(metadata.files.size());
   for (auto& [name, tensor] : metadata.tensors) {

@@ -1,6 +1,8 @@
 #include "io/dcp/metadata.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 
@@ -16,6 +18,8 @@ namespace {
 
 // Minimum bytes per chunk. Limits the work, because a small pickle can repeat one list of chunks.
 constexpr std::int64_t kLeastBytesPerChunk = 16;
+// Maximum memory for the values of a pickle, by its size. Writers need 1 byte per byte.
+constexpr std::int64_t kBaseMemory = std::int64_t{1} << 20, kMemoryPerByte = 16;
 // Maximum number of chunks that share a row of dim 0; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Modules of the classes in PyTorch 2; kOld...: in PyTorch 1.13.
@@ -51,32 +55,166 @@ std::vector<PickleGlobal> metadata_globals() {
   return known;
 }
 
-/// Storage locations of chunks, by tensor name and offsets.
-class StorageLocations {
+// Numbers of folded objects:
+//   torch.Size            the sizes
+//   ChunkStorageMetadata  offsets, then sizes
+//   MetadataIndex         number of the name; then, for tensors, 1 and the offsets
+//   _StorageInfo          number of the path, offset, length
+constexpr std::string_view kChunk = "ChunkStorageMetadata", kIndex = "MetadataIndex",
+                           kInfo = "_StorageInfo";
+using FoldedNumbers = std::vector<std::int64_t>;
+
+Shape dims_of(std::span<const std::int64_t> numbers) { return {numbers.data(), numbers.size()}; }
+
+Box read_box(const PickleReader& chunk) {
+  if (chunk.value().is_folded(kChunk)) {
+    const auto numbers = chunk.value().numbers();
+    const std::size_t n = numbers.size() / 2;
+    return {dims_of(numbers.first(n)), dims_of(numbers.last(n))};
+  }
+  chunk.expect_object(kChunk);
+  return {chunk.at("offsets").shape(), chunk.at("sizes").shape()};
+}
+
+/// Distinct strings, numbered in the order of their first use.
+class Strings {
  public:
-  StorageLocations(const PickleReader& storage_data, std::vector<std::string>& files)
-      : files_(files) {
-    storage_data.for_each([&](const PickleValue& key, const PickleValue& value) {
-      const PickleReader index(key, storage_data.where());
-      index.expect_object("MetadataIndex");
-      const PickleReader fqn = index.at("fqn");
-      const PickleReader offset = index.get("offset");
-      if (offset.is_none()) return;  // not a tensor
-      const std::string where = fmt::format("{}: {}", storage_data.where(), fqn.text());
-      const Shape offsets = offset.shape();
-      require<CorruptCheckpoint>(
-          locations_.emplace(std::pair(fqn.text(), offsets.str()), PickleReader(value, where))
-              .second,
-          "{}: the chunk at {} is stored twice", where, offsets);
-    });
+  std::uint32_t number(std::string_view text) {
+    const auto [entry, is_new] =
+        numbers_.emplace(text, static_cast<std::uint32_t>(strings_.size()));
+    if (is_new) strings_.push_back(&entry->first);
+    return entry->second;
+  }
+  std::optional<std::uint32_t> find(const std::string& text) const {
+    const auto found = numbers_.find(text);
+    return found == numbers_.end() ? std::nullopt : std::optional(found->second);
+  }
+  const std::string& operator[](std::uint32_t number) const { return *strings_[number]; }
+
+ private:
+  std::unordered_map<std::string, std::uint32_t> numbers_;
+  std::vector<const std::string*> strings_;
+};
+
+/// Storage locations of chunks, by tensor name and offsets. Collects them while the pickle is
+/// parsed. Objects that cannot be read stay as they are, for errors that name the tensor.
+class StorageLocations final : public PickleFolder {
+ public:
+  explicit StorageLocations(const std::string& source) : source_(source) {}
+
+  bool fold(const PickleValue& object, FoldedNumbers& numbers) override {
+    const bool is_size = *object.global == kTorchSize;
+    if (!is_size && object.state == nullptr) return false;
+    try {
+      const PickleReader reader(object, source_);
+      if (is_size) {
+        append(reader.shape(), numbers);
+      } else if (reader.is_object(kChunk)) {
+        const Box box = read_box(reader);
+        append(box.offsets, numbers);
+        append(box.shape, numbers);
+        return box.offsets.size() == box.shape.size();
+      } else if (reader.is_object(kIndex)) {
+        read_index(reader, numbers);
+      } else if (reader.is_object(kInfo)) {
+        read_info(reader, numbers);
+      }
+    } catch (const CorruptCheckpoint&) {
+      return false;
+    } catch (const Unsupported&) {
+      return false;
+    }
+    return !numbers.empty() || is_size;
+  }
+  bool take(const PickleValue& key, const PickleValue& value) override {
+    if (!key.is_folded(kIndex) || !value.is_folded(kInfo)) return false;
+    add(key.numbers(), value.numbers());
+    return true;
   }
 
-  void locate(std::string_view name, StoredBlock& chunk, const std::string& where) {
-    const auto found = locations_.find(std::pair(name, chunk.box.offsets.str()));
-    require<CorruptCheckpoint>(found != locations_.end(), "{}: the chunk at {} is not stored",
-                               where, chunk.box.offsets);
-    const PickleReader& info = found->second;
-    info.expect_object("_StorageInfo");
+  /// Adds the entries that were not taken, and sorts all.
+  void finish(const PickleReader& storage_data) {
+    storage_data.for_each([&](const PickleValue& key, const PickleValue& value) {
+      FoldedNumbers index(key.is_folded(kIndex) ? key.numbers().begin() : key.numbers().end(),
+                          key.numbers().end());
+      if (index.empty()) read_index(PickleReader(key, storage_data.where()), index);
+      if (index.size() == 1) return;  // not a tensor
+      const std::string where =
+          fmt::format("{}: {}", storage_data.where(), names_[static_cast<std::uint32_t>(index[0])]);
+      FoldedNumbers info;
+      read_info(PickleReader(value, where), info);
+      add(index, info);
+    });
+    std::ranges::sort(places_, [&](const Place& a, const Place& b) {
+      return a.name != b.name ? a.name < b.name : precedes(offsets(a), offsets(b));
+    });
+    for (std::size_t i = 1; i < places_.size(); ++i) {
+      const Place &a = places_[i - 1], &b = places_[i];
+      require<CorruptCheckpoint>(a.name != b.name || !std::ranges::equal(offsets(a), offsets(b)),
+                                 "{}: {}: the chunk at {} is stored twice", storage_data.where(),
+                                 names_[a.name], dims_of(offsets(a)));
+    }
+  }
+
+  /// Sets the places of all chunks of a tensor.
+  void locate(const std::string& name, std::vector<StoredBlock>& chunks, const std::string& where,
+              std::vector<std::string>& files) {
+    const auto number = names_.find(name);
+    for (StoredBlock& chunk : chunks) {
+      const std::span wanted(chunk.box.offsets.begin(), chunk.box.offsets.end());
+      const auto found = std::ranges::partition_point(places_, [&](const Place& place) {
+        return !number || place.name < *number ||
+               (place.name == *number && precedes(offsets(place), wanted));
+      });
+      require<CorruptCheckpoint>(found != places_.end() && found->name == *number &&
+                                     std::ranges::equal(offsets(*found), wanted),
+                                 "{}: the chunk at {} is not stored", where, chunk.box.offsets);
+      if (found->path >= file_numbers_.size()) file_numbers_.resize(found->path + 1);
+      auto& file = file_numbers_[found->path];
+      if (!file) {
+        file = static_cast<std::uint32_t>(files.size());
+        files.push_back(paths_[found->path]);
+      }
+      chunk.file = *file;
+      chunk.offset = found->offset;
+      chunk.length = found->length;
+    }
+  }
+
+ private:
+  struct Place {
+    std::uint32_t name = 0, path = 0;
+    std::int64_t offset = 0, length = 0;
+    std::uint64_t offsets_begin : 56 = 0, dims : 8 = 0;  // part of offsets_
+  };
+
+  static void append(const Shape& dims, FoldedNumbers& numbers) {
+    numbers.insert(numbers.end(), dims.begin(), dims.end());
+  }
+  static bool precedes(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
+    return std::ranges::lexicographical_compare(a, b);
+  }
+  std::span<const std::int64_t> offsets(const Place& place) const {
+    return std::span(offsets_).subspan(place.offsets_begin, place.dims);
+  }
+
+  void read_index(const PickleReader& index, FoldedNumbers& numbers) {
+    index.expect_object(kIndex);
+    const PickleReader offset = index.get("offset");
+    const std::string_view name = index.at("fqn").text();
+    std::optional<Shape> offsets;
+    if (!offset.is_none()) offsets = offset.shape();
+    numbers.push_back(names_.number(name));
+    if (!offsets) return;
+    numbers.push_back(1);
+    append(*offsets, numbers);
+  }
+  void read_info(const PickleReader& info, FoldedNumbers& numbers) {
+    if (info.value().is_folded(kInfo)) {
+      numbers.assign(info.value().numbers().begin(), info.value().numbers().end());
+      return;
+    }
+    info.expect_object(kInfo);
     const PickleReader transforms = info.get("transform_descriptors");
     if (!transforms.is_none()) {
       const bool none =
@@ -87,24 +225,26 @@ class StorageLocations {
                            "read",
                            info.where());
     }
-    chunk.file = file_index(info.at("relative_path"));
-    chunk.offset = info.at("offset").integer();
-    chunk.length = info.at("length").integer(1);
-  }
-
- private:
-  std::uint32_t file_index(const PickleReader& path) {
+    const PickleReader path = info.at("relative_path");
     const std::string_view name = path.text();
     if (name.find('\0') != std::string_view::npos) path.fail("a file name contains a NUL");
     if (!is_plain_name(name)) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
-    const auto [entry, is_new] = numbers_.emplace(name, static_cast<std::uint32_t>(files_.size()));
-    if (is_new) files_.emplace_back(name);
-    return entry->second;
+    const std::int64_t offset = info.at("offset").integer(), length = info.at("length").integer(1);
+    numbers.insert(numbers.end(), {paths_.number(name), offset, length});
+  }
+  void add(std::span<const std::int64_t> index, std::span<const std::int64_t> info) {
+    if (index.size() == 1) return;  // not a tensor
+    const auto dims = index.subspan(2);
+    places_.push_back({static_cast<std::uint32_t>(index[0]), static_cast<std::uint32_t>(info[0]),
+                       info[1], info[2], offsets_.size(), dims.size()});
+    offsets_.insert(offsets_.end(), dims.begin(), dims.end());
   }
 
-  std::vector<std::string>& files_;
-  std::map<std::pair<std::string_view, std::string>, PickleReader> locations_;
-  std::unordered_map<std::string_view, std::uint32_t> numbers_;
+  const std::string& source_;
+  Strings names_, paths_;
+  std::vector<Place> places_;
+  FoldedNumbers offsets_;
+  std::vector<std::optional<std::uint32_t>> file_numbers_;  // by path; empty: holds no chunk yet
 };
 
 // State of TensorProperties: dtype, layout, requires_grad, memory format, pin_memory[, strides]
@@ -144,14 +284,20 @@ void check_boxes(const Shape& shape, std::vector<StoredBlock>& chunks, const std
   check_boxes(shape, boxes, kMaxSideBySide, where);
 }
 
-DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
-  const std::int64_t max_chunks = static_cast<std::int64_t>(text.size()) / kLeastBytesPerChunk;
+DcpMetadata parse_dcp_metadata(std::string_view text, const std::string& source) {
+  return parse_dcp_metadata(ByteRange(text, source), source);
+}
+
+DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source) {
+  const std::int64_t max_chunks = bytes.size() / kLeastBytesPerChunk;
   static const std::vector<PickleGlobal> kKnown = metadata_globals();
-  const Pickle pickle(std::move(text), kKnown, source);
+  StorageLocations locations(source);
+  const Pickle pickle(bytes, kKnown, source, kBaseMemory + kMemoryPerByte * bytes.size(),
+                      UnknownGlobals::Inert, &locations);
   const PickleReader root(pickle.root(), source);
   root.expect_object("Metadata");
   DcpMetadata metadata;
-  StorageLocations locations(root.at("storage_data"), metadata.files);
+  locations.finish(root.at("storage_data"));
   std::int64_t visited = 0;
   const PickleReader entries = root.at("state_dict_metadata");
   entries.for_each([&](const PickleValue& key, const PickleValue& value) {
@@ -170,17 +316,16 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
     DcpTensor tensor;
     tensor.dtype = read_dtype(entry.at("properties"));
     tensor.shape = entry.at("size").shape();
-    const PickleReader chunks = entry.at("chunks");
-    for (const PickleValue* each : chunks.expect(PickleKind::List).items()) {
+    const auto chunks = entry.at("chunks").expect(PickleKind::List).items();
+    tensor.chunks.reserve(std::min(chunks.size(), static_cast<std::size_t>(max_chunks - visited)));
+    for (const PickleValue* each : chunks) {
       require<CorruptCheckpoint>(++visited <= max_chunks,
                                  "{}: more than {} chunks, too many for a file of its size", source,
                                  max_chunks);
-      const PickleReader chunk(*each, where);
-      chunk.expect_object("ChunkStorageMetadata");
-      tensor.chunks.push_back({{chunk.at("offsets").shape(), chunk.at("sizes").shape()}});
+      tensor.chunks.push_back({read_box(PickleReader(*each, where))});
     }
     check_boxes(tensor.shape, tensor.chunks, where);
-    for (StoredBlock& chunk : tensor.chunks) locations.locate(name, chunk, where);
+    locations.locate(name, tensor.chunks, where, metadata.files);
     require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
                                "{}: duplicate tensor {}", source, name);
   });

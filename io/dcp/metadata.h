@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/shape.h"
+#include "io/base/byte_range.h"
 #include "io/source/sharded_source.h"
 
 namespace tessera::io {
@@ -26,10 +28,14 @@ struct DcpMetadata {
 
 /// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; accepts the
 /// module names of 1.13). Chunks must cover every tensor exactly once, and each must be stored.
+/// Objects of other classes, such as the plans that Megatron adds, are dropped where they are not
+/// needed. Memory: 130 bytes per chunk besides the result, at most 16 times the size of the file.
+/// @param bytes   of the file; read twice
 /// @param source  named in errors
-/// @throws Unsupported naming an unexpected class, or on compressed data; CorruptCheckpoint naming
-///         the tensor
-DcpMetadata parse_dcp_metadata(std::string text, const std::string& source);
+/// @throws Unsupported naming a class where another one is expected, or on compressed data;
+///         CorruptCheckpoint naming the tensor; errors of ByteRange::read
+DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source);
+DcpMetadata parse_dcp_metadata(std::string_view text, const std::string& source);
 
 /// Sorts chunks by offsets, drops empty ones, and checks that the rest covers a tensor of `shape`
 /// exactly once.

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "io/pickle/pickle_input.h"
+#include "io/pickle/pickle_memo.h"
 
 namespace tessera::io {
 namespace {
@@ -17,8 +19,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pickles are little-endian");
 
 constexpr int kMinProtocol = 2, kMaxProtocol = 5;
-constexpr std::size_t kMaxName = 1000;  // bytes of a global's module or name
-constexpr int kMaxDepth = 64;           // nesting of containers
+constexpr std::size_t kMaxName = 1000;          // bytes of a global's module or name
+constexpr std::size_t kMaxLine = 4 * kMaxName;  // bytes read in search of the end of a name
+constexpr int kMaxDepth = 64;                   // nesting of containers
 // Maximum number of values on the stack. Writers flush containers every 1000 items.
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;
 
@@ -70,6 +73,36 @@ enum Opcode : std::uint8_t {
   kFrame = 0x95,
 };
 
+/// What follows an opcode.
+struct Form {
+  bool is_known = false;
+  std::uint8_t width = 0;  // bytes of the argument, an unsigned integer
+  bool has_bytes = false;  // as many as the argument says
+  std::uint8_t lines = 0;
+};
+
+constexpr std::array<Form, 256> make_forms() {
+  std::array<Form, 256> forms{};
+  for (const std::uint8_t opcode :
+       {kMark,       kStop,        kPop,     kPopMark,   kNone,     kTrue,        kFalse,
+        kEmptyTuple, kTuple,       kTuple1,  kTuple2,    kTuple3,   kEmptyList,   kAppend,
+        kAppends,    kEmptyDict,   kSetItem, kSetItems,  kEmptySet, kAddItems,    kFrozenSet,
+        kMemoize,    kStackGlobal, kReduce,  kNewObject, kBuild,    kPersistentId})
+    forms[opcode] = {true, 0, false, 0};
+  for (const std::uint8_t opcode : {kBinInt1, kGet, kPut}) forms[opcode] = {true, 1, false, 0};
+  forms[kBinInt2] = {true, 2, false, 0};
+  for (const std::uint8_t opcode : {kBinInt, kLongGet, kLongPut})
+    forms[opcode] = {true, 4, false, 0};
+  for (const std::uint8_t opcode : {kBinFloat, kFrame}) forms[opcode] = {true, 8, false, 0};
+  for (const std::uint8_t opcode : {kLong1, kShortBinUnicode, kShortBinBytes})
+    forms[opcode] = {true, 1, true, 0};
+  for (const std::uint8_t opcode : {kBinUnicode, kBinBytes}) forms[opcode] = {true, 4, true, 0};
+  for (const std::uint8_t opcode : {kBinUnicode8, kBinBytes8}) forms[opcode] = {true, 8, true, 0};
+  forms[kGlobal] = {true, 0, false, 2};
+  return forms;
+}
+constexpr std::array<Form, 256> kForms = make_forms();
+
 /// Opcodes that checkpoints of tensors do not need, with their names for errors.
 constexpr std::pair<std::uint8_t, std::string_view> kRefused[] = {
     {'I', "INT"},
@@ -117,12 +150,23 @@ const Constants& constants() {
   return kAll;
 }
 
+/// Whether values of this kind refer to no others.
+bool is_leaf(PickleKind kind) {
+  return kind == PickleKind::Int || kind == PickleKind::Float || kind == PickleKind::Str ||
+         kind == PickleKind::Bytes || kind == PickleKind::Global || kind == PickleKind::Folded;
+}
+
+/// Bytes of a leaf's data.
+std::size_t payload_bytes(const PickleValue& value) {
+  return value.is(PickleKind::Folded) ? value.size * sizeof(std::int64_t) : value.size;
+}
+
 }  // namespace
 
 std::string_view pickle_kind_name(PickleKind kind) {
   constexpr std::string_view kNames[] = {
-      "None",   "a bool", "an integer", "a float", "a string",  "bytes",          "a tuple",
-      "a list", "a set",  "a dict",     "a class", "an object", "a persistent id"};
+      "None",   "a bool", "an integer", "a float", "a string",  "bytes",           "a tuple",
+      "a list", "a set",  "a dict",     "a class", "an object", "a persistent id", "an object"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -138,30 +182,35 @@ const PickleValue* PickleValue::find(std::string_view key) const {
 /// Interpreter of a pickle's opcodes. Cannot execute code.
 class PickleMachine {
  public:
-  PickleMachine(Pickle& pickle, std::span<const PickleGlobal> known, const std::string& source,
-                std::int64_t max_memory, UnknownGlobals unknown)
-      : text_(*pickle.text_),
-        memory_(*pickle.memory_),
+  PickleMachine(Pickle& pickle, const ByteRange& bytes, std::span<const PickleGlobal> known,
+                const std::string& source, std::int64_t max_memory, UnknownGlobals unknown,
+                PickleFolder* folder)
+      : input_(bytes),
+        values_(pickle.values_),
+        kept_(pickle.kept_),
         known_(known),
         source_(source),
         max_memory_(max_memory),
-        inert_(unknown == UnknownGlobals::Inert) {}
+        inert_(unknown == UnknownGlobals::Inert),
+        folder_(folder) {}
 
   const PickleValue* run() {
-    check(!text_.empty() && take<std::uint8_t>() == kProtocol,
+    find_wanted();
+    input_.seek(0);
+    check(input_.left() > 0 && take<std::uint8_t>() == kProtocol,
           "not a pickle of protocol 2 or newer: it does not begin with PROTO");
     const int protocol = take<std::uint8_t>();
     check(protocol >= kMinProtocol && protocol <= kMaxProtocol,
           "is a pickle of protocol {}; 2 to 5 are known", protocol);
     for (;;) {
-      opcode_ = position_;
+      opcode_ = input_.position();
       const auto opcode = take<std::uint8_t>();
       if (opcode == kStop) break;
-      step(opcode);
+      step(opcode, take_argument(kForms[opcode]));
     }
     check(stack_.size() == 1 && marks_.empty(),
           "STOP leaves {} values and {} marks, expected one value", stack_.size(), marks_.size());
-    check(position_ == text_.size(), "{} bytes follow STOP", text_.size() - position_);
+    check(input_.left() == 0, "{} bytes follow STOP", input_.left());
     return stack_.front();
   }
 
@@ -174,47 +223,79 @@ class PickleMachine {
                             fmt::format(text, std::forward<Args>(args)...));
   }
 
-  std::string_view take_bytes(std::uint64_t n) {
-    check(n <= text_.size() - position_, "needs {} bytes, but {} follow: it was truncated", n,
-          text_.size() - position_);
-    const std::string_view bytes = text_.substr(position_, n);
-    position_ += n;
-    return bytes;
+  /// Finds the indices of the memo that are fetched. Errors are left to the second pass.
+  void find_wanted() {
+    try {
+      input_.skip(std::min<std::uint64_t>(input_.left(), 2));  // PROTO
+      while (input_.left() > 0) {
+        const auto opcode = take<std::uint8_t>();
+        const Form& form = kForms[opcode];
+        if (!form.is_known || opcode == kStop) break;
+        const std::uint64_t argument = take_argument(form);
+        if (form.has_bytes) {
+          need(argument);
+          input_.skip(argument);
+        }
+        for (int i = 0; i < form.lines; ++i) take_line();
+        if ((opcode == kGet || opcode == kLongGet) && argument < input_.size())
+          memo_.want(argument);
+      }
+    } catch (const CorruptCheckpoint&) {
+    }
+    memo_.finish_wanting();
+  }
+
+  void need(std::uint64_t n) const {
+    check(n <= input_.left(), "needs {} bytes, but {} follow: it was truncated", n, input_.left());
+  }
+  void take_bytes(void* out, std::size_t n) {
+    need(n);
+    input_.read(out, n);
   }
   template <typename T>
   T take() {
     T value{};
-    const std::string_view bytes = take_bytes(sizeof(T));
-    std::memcpy(&value, bytes.data(), sizeof(T));
+    take_bytes(&value, sizeof(T));
     return value;
   }
-  std::string_view take_line() {
-    const std::size_t end = text_.find('\n', position_);
-    check(end != std::string_view::npos, "a name has no end: it was truncated");
-    const std::string_view line = text_.substr(position_, end - position_);
-    position_ = end + 1;
-    return line;
+  std::uint64_t take_argument(const Form& form) {
+    std::uint64_t argument = 0;
+    take_bytes(&argument, form.width);
+    return argument;
+  }
+  std::string take_line() {
+    std::string line;
+    for (;;) {
+      check(input_.left() > 0 && line.size() < kMaxLine, "a name has no end: it was truncated");
+      const char next = take<char>();
+      if (next == '\n') return line;
+      line += next;
+    }
   }
 
-  void* allocate(std::size_t bytes) {
-    allocated_ += static_cast<std::int64_t>(bytes);
-    check(allocated_ <= max_memory_, "its values take more than {} bytes", max_memory_);
-    return memory_.allocate(bytes, alignof(PickleValue));
-  }
-  template <typename T>
-  T* make() {
-    static_assert(std::is_trivially_destructible_v<T> && alignof(T) <= alignof(PickleValue));
-    return new (allocate(sizeof(T))) T;
+  void* allocate(PickleArena& arena, std::size_t bytes) {
+    const auto limit = static_cast<std::size_t>(max_memory_);
+    const std::size_t used = values_.bytes() + kept_.bytes();
+    check(bytes <= limit && used <= limit - bytes, "its values take more than {} bytes",
+          max_memory_);
+    return arena.allocate(bytes);
   }
   PickleValue* make(PickleKind kind) {
-    auto* const value = make<PickleValue>();
+    auto* const value = new (allocate(values_, sizeof(PickleValue))) PickleValue;
     value->kind = kind;
     return value;
+  }
+  std::string_view keep_text(std::string_view text) {
+    if (text.empty()) return {};
+    void* const copy = allocate(kept_, text.size());
+    std::memcpy(copy, text.data(), text.size());
+    return {static_cast<const char*>(copy), text.size()};
   }
 
   void push(const PickleValue* value) {
     check(stack_.size() < kMaxStack, "more than {} values on the stack", kMaxStack);
     stack_.push_back(value);
+    ends_.push_back(values_.mark());
   }
   // Start of the accessible part of the stack: values below the innermost mark are not accessible.
   std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
@@ -224,7 +305,7 @@ class PickleMachine {
   }
   const PickleValue* pop() {
     const PickleValue* const value = top();
-    stack_.pop_back();
+    drop(1);
     return value;
   }
   /// The last n values of the stack. The caller must then drop them.
@@ -239,7 +320,28 @@ class PickleMachine {
     marks_.pop_back();
     return n;
   }
-  void drop(std::size_t n) { stack_.resize(stack_.size() - n); }
+  void drop(std::size_t n) {
+    stack_.resize(stack_.size() - n);
+    ends_.resize(ends_.size() - n);
+  }
+
+  // Memory is freed if a folder makes values superfluous. Values that the memo does not hold are
+  // reachable from one place only: the stack, or a value below on it. Hence everything that was
+  // allocated after the value on top of the stack is unreachable, except what the memo reaches:
+  // that is pinned.
+  void free_above_top() {
+    const PickleArena::Mark end = ends_.empty() ? PickleArena::Mark{} : ends_.back();
+    if (folder_ != nullptr && end >= pinned_) values_.rewind(end);
+  }
+  void changed(const PickleValue* target) {
+    if (target->is_pinned) pinned_ = values_.mark();
+    // A target from the memo may have been allocated anywhere; its slot then ends here, too.
+    ends_.back() = values_.mark();
+  }
+  bool is_dropped(const PickleGlobal* global) const {
+    return folder_ != nullptr &&
+           (global < known_.data() || global >= known_.data() + known_.size());
+  }
 
   // The const_cast is safe, because `is_right` is false for the shared constants.
   PickleValue* container(const PickleValue* value, bool is_right, std::string_view expected) const {
@@ -259,7 +361,7 @@ class PickleMachine {
     if (needed > to->capacity) {
       const std::size_t capacity =
           std::max(needed, std::min<std::size_t>(2 * to->size, UINT32_MAX));
-      void* const data = allocate(capacity * sizeof(PickleValue*));
+      void* const data = allocate(values_, capacity * sizeof(PickleValue*));
       std::copy(to->items().begin(), to->items().end(), static_cast<const PickleValue**>(data));
       to->data = data;
       to->capacity = static_cast<std::uint32_t>(capacity);
@@ -284,8 +386,29 @@ class PickleMachine {
     const PickleValue* const target = values.front();
     const bool is_right = target->is(kind) ||
                           ((kind == PickleKind::Dict || inert_) && target->is(PickleKind::Object));
-    add_items(container(target, is_right, pickle_kind_name(kind)), values.subspan(1));
+    auto* const to = container(target, is_right, pickle_kind_name(kind));
+    auto added = values.subspan(1);
+    if (kind == PickleKind::Dict && folder_ != nullptr) added = added.first(take_entries(added));
+    if (target->is(PickleKind::Object) && is_dropped(target->global)) added = {};
+    if (!added.empty()) add_items(to, added);
     drop(n);
+    if (added.empty())
+      free_above_top();
+    else
+      changed(to);
+  }
+  /// Gives entries of a dict to the folder. @return size of the rest, which comes first
+  std::size_t take_entries(std::span<const PickleValue*> entries) {
+    std::size_t rest = 0;
+    for (std::size_t i = 0; i + 1 < entries.size(); i += 2) {
+      const PickleValue *key = entries[i], *value = entries[i + 1];
+      if (key->is(PickleKind::Folded) && value->is(PickleKind::Folded) &&
+          folder_->take(*key, *value))
+        continue;
+      entries[rest++] = key;
+      entries[rest++] = value;
+    }
+    return rest;
   }
 
   void push_integer(std::int64_t integer) {
@@ -296,33 +419,52 @@ class PickleMachine {
     value->integer = integer;
     push(value);
   }
-  void push_long(std::size_t bytes) {
+  void push_long(std::uint64_t bytes) {
     if (inert_ && bytes > sizeof(std::int64_t)) return push_text(PickleKind::Bytes, bytes);
     check(bytes <= sizeof(std::int64_t), "an integer of {} bytes; at most 8 are accepted", bytes);
-    const std::string_view digits = take_bytes(bytes);
+    std::array<std::int8_t, sizeof(std::int64_t)> digits{};
+    take_bytes(digits.data(), bytes);
     // Sign-extends negative numbers.
-    std::int64_t value = bytes > 0 && (digits.back() & 0x80) != 0 ? -1 : 0;
+    std::int64_t value = bytes > 0 && digits[bytes - 1] < 0 ? -1 : 0;
     std::memcpy(&value, digits.data(), bytes);
     push_integer(value);
   }
   void push_text(PickleKind kind, std::uint64_t bytes) {
-    const std::string_view text = take_bytes(bytes);
+    need(bytes);
     PickleValue* const value = make(kind);
-    value->data = text.data();
-    value->size = text.size();
+    value->size = bytes;
+    void* const text = allocate(values_, bytes);
+    input_.read(text, bytes);
+    value->data = text;
     push(value);
   }
 
   void put(std::uint64_t index) {
-    // Storing a memo entry takes an opcode, so that consecutive indices stay below the text's size.
-    check(index < text_.size(), "memo index {} in a pickle of {} bytes", index, text_.size());
-    if (index >= memo_.size()) memo_.resize(index + 1);
-    if (memo_[index] == nullptr) ++memo_count_;
-    memo_[index] = top();
+    // Storing a memo entry takes an opcode, so that consecutive indices stay below the size.
+    check(index < input_.size(), "memo index {} in a pickle of {} bytes", index, input_.size());
+    top();
+    if (const PickleValue** const place = memo_.put(index)) *place = pin_top();
   }
   void get(std::uint64_t index) {
-    check(index < memo_.size() && memo_[index] != nullptr, "memo {} is empty", index);
-    push(memo_[index]);
+    const PickleValue* const value = memo_.get(index);
+    check(value != nullptr, "memo {} is empty", index);
+    push(value);
+  }
+  /// Keeps the memory of the value on top of the stack.
+  const PickleValue* pin_top() {
+    const PickleValue*& top = stack_.back();
+    const bool is_constant =
+        top == &constants().none || top == &constants().empty_tuple || top->is(PickleKind::Bool);
+    if (folder_ == nullptr || is_constant || top->is_pinned) return top;
+    if (!is_leaf(top->kind)) {
+      const_cast<PickleValue*>(top)->is_pinned = true;
+      pinned_ = values_.mark();
+      return top;
+    }
+    auto* const copy = new (allocate(kept_, sizeof(PickleValue))) PickleValue(*top);
+    copy->is_pinned = true;
+    copy->data = keep_text({static_cast<const char*>(top->data), payload_bytes(*top)}).data();
+    return top = copy;
   }
 
   void push_global(std::string_view module, std::string_view name) {
@@ -337,9 +479,8 @@ class PickleMachine {
     if (found != known_.end()) {
       value->global = &*found;
     } else {
-      auto* const unknown = make<PickleGlobal>();
-      *unknown = {module, name};
-      value->global = unknown;
+      const PickleGlobal unknown{keep_text(module), keep_text(name)};
+      value->global = new (allocate(kept_, sizeof(PickleGlobal))) PickleGlobal(unknown);
     }
     push(value);
   }
@@ -352,25 +493,56 @@ class PickleMachine {
     push_global(module->text(), name->text());
   }
   void push_object() {
-    const PickleValue* const args = pop();
+    const PickleValue* args = pop();
     const PickleValue* const callee = pop();
     check(callee->is(PickleKind::Global) || inert_, "calls {}, expected a class",
           pickle_kind_name(callee->kind));
     check(args->is(PickleKind::Tuple), "calls with {}, expected a tuple",
           pickle_kind_name(args->kind));
-    PickleValue* const value = make(PickleKind::Object);
     static constexpr PickleGlobal kComputed{};
-    value->global = callee->is(PickleKind::Global) ? callee->global : &kComputed;
+    const PickleGlobal* const global = callee->is(PickleKind::Global) ? callee->global : &kComputed;
+    if (is_dropped(global)) {
+      free_above_top();
+      args = &constants().empty_tuple;
+    }
+    PickleValue* const value = make(PickleKind::Object);
+    value->global = global;
     value->args = args;
     nest(value, args);
-    push(value);
+    if (!fold(*value)) return push(value);
+    free_above_top();
+    PickleValue* const folded = make(PickleKind::Folded);
+    set_folded(folded, global);
+    push(folded);
   }
   void build() {
     const PickleValue* const state = pop();
     PickleValue* const target = container(top(), top()->is(PickleKind::Object), "an object");
     check(target->state == nullptr, "sets an object's state twice");
+    if (is_dropped(target->global)) return free_above_top();
     target->state = state;
-    nest(target, state);
+    if (fold(*target)) {
+      free_above_top();
+      set_folded(target, target->global);
+    } else {
+      nest(target, state);
+    }
+    changed(target);
+  }
+  bool fold(const PickleValue& object) {
+    numbers_.clear();
+    return folder_ != nullptr && folder_->fold(object, numbers_);
+  }
+  void set_folded(PickleValue* object, const PickleGlobal* global) {
+    const bool is_pinned = object->is_pinned;
+    *object = {};
+    object->kind = PickleKind::Folded;
+    object->is_pinned = is_pinned;
+    object->global = global;
+    object->size = numbers_.size();
+    void* const data = allocate(values_, payload_bytes(*object));
+    std::ranges::copy(numbers_, static_cast<std::int64_t*>(data));
+    object->data = data;
   }
   void push_persistent_id() {
     PickleValue* const value = make(PickleKind::PersistentId);
@@ -379,7 +551,7 @@ class PickleMachine {
     push(value);
   }
 
-  void step(std::uint8_t opcode) {
+  void step(std::uint8_t opcode, std::uint64_t argument) {
     switch (opcode) {
       case kMark:
         check(marks_.size() < kMaxStack, "more than {} marks", kMaxStack);
@@ -390,13 +562,12 @@ class PickleMachine {
       case kPopMark:
         return drop(pop_mark());
       case kBinInt:
-        return push_integer(take<std::int32_t>());
+        return push_integer(static_cast<std::int32_t>(argument));
       case kBinInt1:
-        return push_integer(take<std::uint8_t>());
       case kBinInt2:
-        return push_integer(take<std::uint16_t>());
+        return push_integer(static_cast<std::int64_t>(argument));
       case kLong1:
-        return push_long(take<std::uint8_t>());
+        return push_long(argument);
       case kNone:
         return push(&constants().none);
       case kTrue:
@@ -404,20 +575,15 @@ class PickleMachine {
       case kFalse:
         return push(&constants().no);
       case kBinFloat:
-        take_bytes(8);
         return push(make(PickleKind::Float));
       case kBinUnicode:
-        return push_text(PickleKind::Str, take<std::uint32_t>());
       case kShortBinUnicode:
-        return push_text(PickleKind::Str, take<std::uint8_t>());
       case kBinUnicode8:
-        return push_text(PickleKind::Str, take<std::uint64_t>());
+        return push_text(PickleKind::Str, argument);
       case kBinBytes:
-        return push_text(PickleKind::Bytes, take<std::uint32_t>());
       case kShortBinBytes:
-        return push_text(PickleKind::Bytes, take<std::uint8_t>());
       case kBinBytes8:
-        return push_text(PickleKind::Bytes, take<std::uint64_t>());
+        return push_text(PickleKind::Bytes, argument);
       case kEmptyTuple:
         return push(&constants().empty_tuple);
       case kTuple:
@@ -445,17 +611,15 @@ class PickleMachine {
       case kFrozenSet:
         return push_sequence(PickleKind::Set, pop_mark());
       case kGet:
-        return get(take<std::uint8_t>());
       case kLongGet:
-        return get(take<std::uint32_t>());
+        return get(argument);
       case kPut:
-        return put(take<std::uint8_t>());
       case kLongPut:
-        return put(take<std::uint32_t>());
+        return put(argument);
       case kMemoize:
-        return put(memo_count_);
+        return put(memo_.count());
       case kGlobal: {
-        const std::string_view module = take_line();
+        const std::string module = take_line();
         return push_global(module, take_line());
       }
       case kStackGlobal:
@@ -467,12 +631,10 @@ class PickleMachine {
         return build();
       case kPersistentId:
         return push_persistent_id();
-      case kFrame: {  // only a hint for buffered readers
-        const auto bytes = take<std::uint64_t>();
-        return check(bytes <= text_.size() - position_,
-                     "a frame of {} bytes, but {} follow: it was truncated", bytes,
-                     text_.size() - position_);
-      }
+      case kFrame:  // only a hint for buffered readers
+        return check(argument <= input_.left(),
+                     "a frame of {} bytes, but {} follow: it was truncated", argument,
+                     input_.left());
       default:
         break;
     }
@@ -485,26 +647,31 @@ class PickleMachine {
     check(false, "0x{:02x} is not an opcode", opcode);
   }
 
-  std::string_view text_;
-  std::pmr::monotonic_buffer_resource& memory_;
+  PickleInput input_;
+  PickleArena& values_;
+  PickleArena& kept_;  // leaves of the memo, if there is a folder; names of unknown globals
   std::span<const PickleGlobal> known_;
   const std::string& source_;
   const std::int64_t max_memory_;
   const bool inert_;
-  std::uint64_t position_ = 0;
+  PickleFolder* const folder_;
   std::uint64_t opcode_ = 0;  // position of the current opcode
-  std::int64_t allocated_ = 0;
   std::vector<const PickleValue*> stack_;
-  std::vector<std::size_t> marks_;  // sizes of stack_ at the MARK opcodes
-  std::vector<const PickleValue*> memo_;
-  std::uint64_t memo_count_ = 0;  // entries that are set
+  std::vector<PickleArena::Mark> ends_;  // for each value of stack_: end of its memory
+  std::vector<std::size_t> marks_;       // sizes of stack_ at the MARK opcodes
+  PickleMemo memo_;
+  PickleArena::Mark pinned_;           // values before it are not freed
+  std::vector<std::int64_t> numbers_;  // of the last folded object
 };
 
-Pickle::Pickle(std::string text, std::span<const PickleGlobal> known, const std::string& source,
-               std::int64_t max_memory, UnknownGlobals unknown)
-    : text_(std::make_unique<std::string>(std::move(text))),
-      memory_(std::make_unique<std::pmr::monotonic_buffer_resource>()) {
-  root_ = PickleMachine(*this, known, source, max_memory, unknown).run();
+Pickle::Pickle(const ByteRange& bytes, std::span<const PickleGlobal> known,
+               const std::string& source, std::int64_t max_memory, UnknownGlobals unknown,
+               PickleFolder* folder) {
+  root_ = PickleMachine(*this, bytes, known, source, max_memory, unknown, folder).run();
 }
+
+Pickle::Pickle(std::string_view text, std::span<const PickleGlobal> known,
+               const std::string& source, std::int64_t max_memory, UnknownGlobals unknown)
+    : Pickle(ByteRange(text, source), known, source, max_memory, unknown) {}
 
 }  // namespace tessera::io

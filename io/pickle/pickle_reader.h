@@ -59,7 +59,8 @@ class PickleReader {
   }
   const PickleValue& expect(PickleKind kind) const {
     if (!value_->is(kind)) {
-      fail("expected {}, found {}", pickle_kind_name(kind), pickle_kind_name(value_->kind));
+      fail("expected {}, found {}{}", pickle_kind_name(kind), pickle_kind_name(value_->kind),
+           class_name());
     }
     return *value_;
   }
@@ -87,7 +88,7 @@ class PickleReader {
   void expect_object(std::string_view name) const {
     if (is_object(name)) return;
     fail("expected an object of {}, found {}{}", name, pickle_kind_name(value_->kind),
-         value_->is(PickleKind::Object) ? fmt::format(" of {}", value_->global->name) : "");
+         class_name());
   }
   /// A field of an object's state, or of a state itself: a dict, or two for fields and slots.
   PickleReader at(std::string_view field) const {
@@ -117,8 +118,9 @@ class PickleReader {
     return child(*expect(PickleKind::Object).args, where_).element(i);
   }
 
-  /// A torch.Size, tuple or list.
+  /// A torch.Size, also folded to its sizes, tuple or list.
   Shape shape() const {
+    if (value_->is_folded(kTorchSize.name)) return {value_->numbers().data(), value_->size};
     if (value_->is_object(kTorchSize)) {
       if (value_->args->items().size() != 1)
         fail("torch.Size of {} values", value_->args->items().size());
@@ -161,6 +163,10 @@ class PickleReader {
   static constexpr std::size_t kText = 32, kObject = 64, kOther = 8;
 
   PickleReader() = default;
+  std::string class_name() const {
+    if (!value_->is(PickleKind::Object) && !value_->is(PickleKind::Folded)) return "";
+    return fmt::format(" of {}.{}", value_->global->module, value_->global->name);
+  }
   void spend(std::size_t bytes) const {
     if (budget_ != nullptr) budget_->spend(bytes);
   }

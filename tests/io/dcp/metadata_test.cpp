@@ -190,7 +190,8 @@ TEST_CASE("other kinds of metadata are refused") {
 
   Parts parts;
   parts.dtype = call(global("os", "system"), {text("true")});
-  CHECK_THROWS_HOLDING(Unsupported, "refused os.system,", parse(parts.str()));
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "expected a class, found an object of os.system",
+                       parse(parts.str()));
   parts = {};
   parts.layout = text("torch.sparse_coo");
   CHECK_THROWS_HOLDING(Unsupported, "layout torch.sparse_coo", parse(parts.str()));
@@ -202,6 +203,42 @@ TEST_CASE("other kinds of metadata are refused") {
   CHECK_THROWS_HOLDING(Unsupported, "w: compressed or otherwise transformed", parse(parts.str()));
   parts.places[0].more = text("transform_descriptors") + "N";
   CHECK(parse(parts.str()).tensors.size() == 1);
+}
+
+TEST_CASE("plans of other classes are dropped, also if they hold the chunks") {
+  // As Megatron saves them: the plan's items share chunks and sizes with the metadata.
+  const auto plan_item = [](const std::string& chunk) {
+    const std::string type = call(global("a.planner", "WriteItemType"), {"K\x02"});
+    return object(global("a.planner", "WriteItem"),
+                  {{"type", type},
+                   {"tensor_data", object(global("a.planner", "TensorWriteData"),
+                                          {{"chunk", chunk}, {"size", size({4, 3})}})}});
+  };
+  Parts parts;
+  const std::string first = object(global(kModule, "ChunkStorageMetadata"),
+                                   {{"offsets", size({0, 0}) + "q\x02"}, {"sizes", size({2, 3})}});
+  const std::string second = object(global(kModule, "ChunkStorageMetadata"),
+                                    {{"offsets", size({2, 0})}, {"sizes", size({2, 3})}});
+  parts.chunk_list = list({first + "q\x01", second});
+  const std::string plan =
+      object(global("a.planner", "SavePlan"),
+             {{"items", list({plan_item("h\x01"), plan_item("h\x01")})}, {"offset", "h\x02"}});
+  parts.more_fields = {{"planner_data", call(global("os", "system"), {text("true")})},
+                       {"all_local_plans", list({plan, plan})}};
+  const DcpMetadata metadata = parse(parts.str());
+  REQUIRE(metadata.tensors.at("w").chunks.size() == 2);
+  CHECK(metadata.tensors.at("w").chunks[0].box == Box{{0, 0}, {2, 3}});
+  CHECK(metadata.tensors.at("w").chunks[1].offset == 100);
+}
+
+TEST_CASE("values that repeat others are limited by the size of the file") {
+  // One tuple of 8 sizes, and a Size of it for every 8 bytes.
+  std::string sizes = tuple(std::vector<std::string>(8, integer(1))) + "q\x01" + "0" +
+                      global("torch", "Size") + "q\x02" + "0](";
+  for (int i = 0; i < 200'000; ++i) sizes += "h\x02h\x01\x85R";
+  Parts parts;
+  parts.more_fields = {{"other", sizes + "e"}};
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "its values take more than", parse(parts.str()));
 }
 
 TEST_CASE("truncated metadata are refused") {

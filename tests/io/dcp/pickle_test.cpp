@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <vector>
 
 #include "core/base/error.h"
 #include "tests/io/dcp/bytes.h"
@@ -208,6 +209,106 @@ TEST_CASE("pickle bombs are harmless") {
                        parse(program(std::string(5'000'000, '('))));
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "more than 4194304 values on the stack",
                        parse(program(std::string(5'000'000, 'N'))));
+}
+
+/// Folds objects of a.B with an integer "n", and takes entries of dicts from one to another.
+struct Folder final : PickleFolder {
+  std::vector<std::pair<std::int64_t, std::int64_t>> taken;
+  bool fold(const PickleValue& object, std::vector<std::int64_t>& numbers) override {
+    if (*object.global != kKnown[1] || object.state == nullptr) return false;
+    const PickleValue* const n = object.state->find("n");
+    if (n == nullptr || !n->is(PickleKind::Int)) return false;
+    numbers = {n->integer};
+    return true;
+  }
+  bool take(const PickleValue& key, const PickleValue& value) override {
+    taken.emplace_back(key.numbers()[0], value.numbers()[0]);
+    return true;
+  }
+};
+
+std::string folded(const std::string& n) { return object(global("a", "B"), {{"n", n}}); }
+std::string memo(char opcode, char index) { return {opcode, index}; }
+
+TEST_CASE("objects are folded, and entries of dicts taken, while a pickle is parsed") {
+  Folder folder;
+  const std::string body = program(
+      tuple({folded(integer(1000)), object(global("a", "B"), {{"n", "N"}}),
+             dict({{folded(integer(1)), folded(integer(2))}, {text("k"), folded(integer(3))}})}));
+  const Pickle pickle(ByteRange(body, "x"), kKnown, "x", 1 << 20, UnknownGlobals::Inert, &folder);
+  const auto items = pickle.root().items();
+  REQUIRE(items.size() == 3);
+  CHECK(items[0]->is_folded("B"));
+  CHECK(items[0]->numbers()[0] == 1000);
+  CHECK(items[1]->is_object(kKnown[1]));
+  CHECK(items[1]->state->find("n")->is(PickleKind::None));
+  REQUIRE(items[2]->items().size() == 2);
+  CHECK(items[2]->find("k")->numbers()[0] == 3);
+  CHECK(folder.taken == std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}});
+}
+
+TEST_CASE("values inside of folded and dropped objects stay alive while the memo needs them") {
+  // Each value is memoized in the state of an object that is folded, or of an unknown class, and
+  // fetched after others were parsed in its place.
+  const std::pair<std::string, const char*> values[] = {
+      {text("kept text") + memo('q', 7), "text"},
+      {integer(70000) + memo('q', 7), "integer"},
+      {"](" + integer(70000) + text("x") + "e" + memo('q', 7), "list"},
+      {"]" + memo('q', 7) + "(" + integer(70000) + text("x") + "e", "list filled later"},
+      {"]" + memo('q', 7) + integer(70000) + "a" + memo('h', 7) + text("x") + "a0",
+       "list filled through the memo"},
+      {integer(70000) + text("x") + "\x86" + memo('q', 7), "tuple"},
+      {folded(integer(70000)) + memo('q', 7), "folded"},
+      {global("a", "B") + ")\x81" + memo('q', 7) + dict({{text("n"), integer(70000)}}) + "b",
+       "folded later"},
+      {global("torch", "Size") + tuple({integer(70000)}) + "R" + memo('q', 7), "object"},
+  };
+  for (const auto& [value, name] : values) {
+    CAPTURE(name);
+    for (const char* cls : {"B", "Unknown"}) {
+      Folder folder;
+      const std::string outer =
+          object(global("a", cls), {{"x", value}, {"n", integer(5)}, {"y", text("later")}});
+      std::string others;
+      for (int i = 0; i < 100; ++i) others += text("something else in its place") + "0";
+      const std::string body = program(tuple({outer, folded(integer(1)), others + memo('h', 7)}));
+      const Pickle pickle(ByteRange(body, "x"), kKnown, "x", 1 << 20, UnknownGlobals::Inert,
+                          &folder);
+      const PickleValue& kept = *pickle.root().items()[2];
+      if (kept.is(PickleKind::Str)) CHECK(kept.text() == "kept text");
+      if (kept.is(PickleKind::Int)) CHECK(kept.integer == 70000);
+      if (kept.is(PickleKind::Folded)) CHECK(kept.numbers()[0] == 70000);
+      const PickleValue& holder = kept.is(PickleKind::Object) ? *kept.args : kept;
+      if (!kept.is(PickleKind::Object) && !kept.is(PickleKind::List) && !kept.is(PickleKind::Tuple))
+        continue;
+      REQUIRE(holder.items().size() >= 1);
+      CHECK(holder.items()[0]->integer == 70000);
+      if (!kept.is(PickleKind::Object)) CHECK(holder.items()[1]->text() == "x");
+    }
+  }
+}
+
+TEST_CASE("many objects that are folded, taken or dropped take little memory") {
+  std::string kept, taken, dropped;
+  for (int i = 0; i < 50'000; ++i) {
+    const std::string one = folded(integer(70000 + i));
+    kept += one;
+    taken += one + one;
+    dropped += object(global("a", "Unknown"), {{"field", list({text("some text"), one})}});
+    if (i % 1000 < 999) continue;
+    kept += "e(";
+    taken += "u(";
+    dropped += "e(";
+  }
+  const auto parse_within = [&](std::int64_t bytes, const std::string& body) {
+    Folder folder;
+    return Pickle(ByteRange(program(body), "x"), kKnown, "x", bytes, UnknownGlobals::Inert,
+                  &folder);
+  };
+  CHECK(parse_within(50'000 * 130, "](" + kept + "e").root().items().size() == 50'000);
+  CHECK(parse_within(1 << 20, "}(" + taken + "u").root().items().empty());
+  const std::string plans = call(global("a", "Plans"), {"](" + dropped + "e"});
+  CHECK(parse_within(8 << 20, plans).root().args->items().empty());
 }
 
 }  // namespace
