@@ -85,6 +85,12 @@ TEST_CASE("a run of DeepSpeed is its checkpoints, and a Trainer's model is liste
   CHECK(found.at("checkpoint-2").step == 2);
   CHECK(found.at("checkpoint-2/global_step2").problem.empty());
   CHECK(found.at("checkpoint-2").bytes < found.at("checkpoint-2/global_step2").bytes);
+  ConsolidateOptions all;
+  all.format = ExportFormat::Safetensors;
+  all.what = ExportWhat::All;
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "give its folder " + (tree.root / "checkpoint-2/global_step2").string(),
+                       plan_consolidation(tree.root / "checkpoint-2", all));
   // The file of a rank is missing.
   for (const fs::path& path : list_directory(tree.root / "zero/global_step2"))
     if (path.string().ends_with("rank_1_mp_rank_00_optim_states.pt")) fs::remove(path);

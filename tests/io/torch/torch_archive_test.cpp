@@ -159,6 +159,7 @@ TEST_CASE("other contents of pytorch_model.bin are refused") {
     CHECK_THROWS_HOLDING(Unsupported, why, open_sharded(dir.path()));
   };
   refuses("\x80\x02\x8a", "PyTorch before 1.6 wrote it");
+  refuses(std::string("\x40\0\0\0\0\0\0\0{\"w\": {}}", 18), "is a safetensors file under the name");
   refuses(Saved().bytes(), "expected a dict of tensors");
   refuses(Saved().bytes_with(dict({{integer(1), Saved().rebuilt()}})), "a key is an integer");
 }
