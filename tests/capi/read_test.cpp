@@ -100,7 +100,8 @@ TEST_CASE("names, dtypes and values are those of the source") {
       tensors_of(fixture("tests/io/dcp/fixtures/torchtitan/expected.safetensors.golden"));
   const auto source = open(fixture("tests/io/dcp/fixtures/torchtitan"));
   CHECK(tessera_source_kind(source.get()) == std::string("PyTorch DCP"));
-  for (const auto& [name, value] : expected) {
+  for (const auto& item : expected) {
+    const std::string &name = item.first, &value = item.second;
     CAPTURE(name);
     std::size_t index = 0;
     REQUIRE(tessera_find(source.get(), name.c_str(), &index) == TESSERA_OK);
@@ -163,7 +164,9 @@ TEST_CASE("damage is found with file and tensor, in a whole chunk or in the elem
   const TempDir dir;
   const fs::path path = save(make_sample_model(), dir.path(), {.world_size = 2, .chunk_bytes = 64});
   const auto reader = io::CheckpointReader::open(path);
-  const auto& [name, record] = *reader.tensors(io::kModelSection).begin();
+  const auto first = reader.tensors(io::kModelSection).begin();
+  const std::string& name = first->first;
+  const io::TensorRecord& record = first->second;
   const io::Chunk& chunk = record.chunks.front();
   {
     std::fstream file(path / chunk.file, std::ios::in | std::ios::out | std::ios::binary);
