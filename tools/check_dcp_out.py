@@ -10,7 +10,9 @@ tessera trains on 2 ranks (CPU, fp32, AdamW) on the same batch in each step, and
 - the state dicts of `--format bin --what all` open by torch.load(weights_only=True, mmap=True), with CRC-32s that zipfile verifies;
   transformers opens the directory strictly, torch.optim.AdamW loads optimizer.bin, and the losses are tessera's to 1e-5;
 - tessera makes the same model.safetensors, byte for byte, of its checkpoint and of both exports, and the same optimizer.safetensors of
-  a Distributed Checkpoint and of one that it made from that.
+  a Distributed Checkpoint and of one that it made from that;
+- of a Distributed Checkpoint of PyTorch, for each family without experts, optimizer.bin has the bits, numbers and names of the
+  optimizer's state_dict().
 Prints a table; exit code 1 if a check fails.
 """
 import argparse
@@ -36,6 +38,7 @@ except ImportError:  # before 2.6
     from torch.distributed._composable.fsdp import fully_shard
 
 VOCAB, WIDTH, ROWS, STEP, STEPS = 97, 32, 4, 6, 9
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "nanochat")
 TOLERANCE = 1e-5
 
 
@@ -67,8 +70,8 @@ def groups_of(model, split):
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
 
 
-def resume(rank, world, port, folder, ids, flat, out):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+def resume(rank, world, store, folder, ids, flat, out):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.set_num_threads(1)
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
     model = new_model(folder)
@@ -121,6 +124,33 @@ def resume_bin(folder, ids):
     return losses
 
 
+def tiny_model(family):
+    if family == "gpt2":
+        sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    else:
+        sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                     max_position_embeddings=64)
+        sizes |= {} if family == "phi3" else dict(head_dim=8)
+        sizes |= dict(attention_bias=True, mlp_bias=True) if family in ("llama", "smollm3") else {}
+    config = AutoConfig.for_model(family, vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=1, **sizes)
+    model = AutoModelForCausalLM.from_config(config).float()
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def save_family(family, folder):
+    """Saves a model of PyTorch after a step. Returns names of its parameters, and the optimizer's state dict."""
+    model = tiny_model(family)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    ids = torch.arange(16)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder)
+    model.config.save_pretrained(folder)
+    return [name for name, _ in model.named_parameters()], optimizer.state_dict()
+
+
 def files_of(folder, pattern):
     return {file.name: file.read_bytes() for file in sorted(folder.glob(pattern))}
 
@@ -145,6 +175,15 @@ def main():
         done = subprocess.run([args.build / "bin/tessera", *map(str, words)], capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"tessera {' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr}")
+
+    for family in FAMILIES:
+        names, expected = save_family(family, work / f"family-{family}")
+        tessera("consolidate", work / f"family-{family}", work / f"bin-{family}", "--format", "bin", "--what", "all", "--overwrite")
+        found = torch.load(work / f"bin-{family}/optimizer.bin", weights_only=True)
+        same = found["state"].keys() == expected["state"].keys() and found["param_groups"][0]["param_names"] == names
+        same = same and all(torch.equal(found["state"][i][kind], value)
+                            for i, state in expected["state"].items() for kind, value in state.items())
+        report(f"{family}, optimizer.bin of PyTorch's state", f"{len(names)} parameters are equal", same)
 
     ids = make_tokens(work / "tokens.bin")
     for name in ("llama", "gpt2"):
@@ -173,7 +212,9 @@ def main():
             for world in args.ranks:
                 for flat in (False, True):
                     out = work / "losses.pt"
-                    mp.spawn(resume, (world, 29600 + world, folder, ids, flat, out), nprocs=world)
+                    store = (work / "store").absolute()
+                    store.unlink(missing_ok=True)
+                    mp.spawn(resume, (world, store, folder, ids, flat, out), nprocs=world)
                     compare(f"FSDP2, {world} ranks, {count} files{', flat' if flat else ''}", torch.load(out))
             hf = consolidate(run, f"hf-{name}", "--step", STEP)
             again = consolidate(folder, f"hf2-{name}")

@@ -26,9 +26,9 @@ constexpr std::int64_t kLeastChunk = 1 << 16;  // bytes: a chunk takes memory fo
 constexpr std::string_view kFileBegin = "__0_", kFileEnd = ".distcp";
 
 /// Key of an entry in the saved dicts and lists, from outermost: texts and positions.
-using Path = std::vector<std::variant<std::string, std::int64_t>>;
+using KeyPath = std::vector<std::variant<std::string, std::int64_t>>;
 
-std::string name_of(const Path& path) {
+std::string name_of(const KeyPath& path) {
   std::string name;
   for (const auto& key : path) {
     if (!name.empty()) name += '.';
@@ -41,19 +41,19 @@ std::string name_of(const Path& path) {
 }
 
 /// An archive in a file.
-struct Location {
+struct ArchivePlace {
   std::size_t file = 0;
   std::int64_t offset = 0, length = 0;  ///< bytes
 };
 
 struct DcpChunk {
   Shape offsets, shape;
-  Location at;
+  ArchivePlace at;
 };
 
 /// A tensor, or an object with a single chunk without shape.
 struct DcpEntry {
-  Path path;
+  KeyPath path;
   const TorchDType* dtype = nullptr;  ///< null: an object
   Shape shape;
   std::vector<DcpChunk> chunks;
@@ -153,7 +153,7 @@ class MetadataPickle {
     end_object();
   }
 
-  void put_path(const Path& path) {
+  void put_path(const KeyPath& path) {
     pickle_.text(name_of(path));
     pickle_.begin_tuple();
     for (const auto& key : path) {
@@ -224,7 +224,7 @@ class DcpPlan {
     const std::vector<WeightState> states = weight_states(source_);
     for (const WeightState& state : states) {
       const auto path_of = [&](const std::string& kind) {
-        return Path{std::string(kOptimizerKey), "state", state.name, kind};
+        return KeyPath{std::string(kOptimizerKey), "state", state.name, kind};
       };
       for (const auto& [kind, tensor] : state.moments) add(path_of(kind), *tensor);
       if (source_.optimizer_step) add_step(path_of("step"), *source_.optimizer_step);
@@ -239,9 +239,9 @@ class DcpPlan {
 
  private:
   // Appends an archive. @param tensor  whose elements [begin, end) are the archive's storage; null: none
-  Location append(const std::string& pickle, const std::vector<TorchStorage>& storages,
-                  const ExportTensor* tensor = nullptr, std::int64_t begin = 0,
-                  std::int64_t end = 0) {
+  ArchivePlace append(const std::string& pickle, const std::vector<TorchStorage>& storages,
+                      const ExportTensor* tensor = nullptr, std::int64_t begin = 0,
+                      std::int64_t end = 0) {
     ZipWriter zip = plan_torch_archive(next_, pickle, storages);
     if (!files_.empty() && next_ > 0 && zip.end() > max_file_) {
       next_ = 0;
@@ -252,7 +252,7 @@ class DcpPlan {
       files_.back().name = fmt::format("{}{}{}", kFileBegin, files_.size() - 1, kFileEnd);
     }
     ExportFile& file = files_.back();
-    const Location location{files_.size() - 1, next_, zip.end() - next_};
+    const ArchivePlace location{files_.size() - 1, next_, zip.end() - next_};
     if (!zip.data().empty()) {
       const ZipData& data = zip.data().front();
       file.parts.push_back(
@@ -265,7 +265,7 @@ class DcpPlan {
     return location;
   }
 
-  void add(Path path, const ExportTensor& tensor) {
+  void add(KeyPath path, const ExportTensor& tensor) {
     require_utf8(tensor.name);
     const std::string_view name = tensor.opaque_dtype.empty()
                                       ? safetensors_dtype_name(tensor.written)
@@ -296,16 +296,16 @@ class DcpPlan {
     } while (row < rows);
   }
 
-  void add_step(Path path, std::int64_t step) {
+  void add_step(KeyPath path, std::int64_t step) {
     PickleWriter pickle;
     const TorchDType& dtype = torch_from_safetensors("F32");
     pickle_tensor(pickle, dtype, 4, {}, 0);
-    const Location at = append(pickle.finish(), {{4, step_bytes(step)}});
+    const ArchivePlace at = append(pickle.finish(), {{4, step_bytes(step)}});
     entries_.push_back({std::move(path), &dtype, {}, {{{}, {}, at}}});
   }
 
   template <typename F>
-  Location add_object(F&& push) {
+  ArchivePlace add_object(F&& push) {
     PickleWriter pickle;
     push(pickle);
     return append(pickle.finish(), {});
@@ -319,7 +319,7 @@ class DcpPlan {
     std::int64_t number = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       if (groups[g].empty()) continue;
-      const auto add_setting = [&](const std::string& key, const Location& at) {
+      const auto add_setting = [&](const std::string& key, const ArchivePlace& at) {
         entries_.push_back({{std::string(kOptimizerKey), "param_groups", number, key},
                             nullptr,
                             {},
@@ -327,7 +327,7 @@ class DcpPlan {
       };
       for (const GroupSetting& setting :
            group_settings(settings, g == 0 ? settings.weight_decay : 0.0)) {
-        const Location at = add_object(setting.pickle);
+        const ArchivePlace at = add_object(setting.pickle);
         add_setting(setting.key, at);
         for (const std::string& name : groups[g]) {
           entries_.push_back(
@@ -337,7 +337,7 @@ class DcpPlan {
                {{{}, {}, at}}});
         }
       }
-      const Location names =
+      const ArchivePlace names =
           add_object([&](PickleWriter& pickle) { pickle_names(pickle, groups[g]); });
       for (const char* key : {"params", "param_names"}) add_setting(key, names);
       ++number;

@@ -22,7 +22,7 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::string_view kPeftPrefix = "base_model.model.";
+constexpr std::string_view kRunningPrefix = "base_model.model.";
 constexpr std::string_view kSaved = "modules_to_save", kMagnitude = "lora_magnitude_vector";
 
 /// A weight of an adapter.
@@ -38,7 +38,7 @@ std::optional<PeftName> parse_peft_name(const std::string& name) {
                                       std::string_view("lora_embedding_B"), kMagnitude, kSaved}) {
     const std::string middle = fmt::format(".{}.", part);
     const std::size_t at = name.find(middle);
-    const std::size_t begin = name.find(kPeftPrefix);
+    const std::size_t begin = name.find(kRunningPrefix);
     if (at == std::string::npos || begin == std::string::npos || begin > at) continue;
     const std::string layer = name.substr(begin, at - begin);
     const std::string rest = name.substr(at + middle.size());  // ADAPTER.weight, or without either

@@ -14,8 +14,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "zip is little-endian");
 
-constexpr std::int64_t kElsewhere = 0xffffffff;  // in place of a value in the zip64 field
-constexpr std::uint16_t kFlags = 0x0808;         // UTF-8 names, checksums behind the data
+constexpr std::int64_t kInZip64Field = 0xffffffff;  // in place of a value in the zip64 field
+constexpr std::uint16_t kFlags = 0x0808;            // UTF-8 names, checksums behind the data
 
 template <typename T>
 void put_field(std::string& out, T value) {
@@ -24,14 +24,14 @@ void put_field(std::string& out, T value) {
 }
 
 void put_size(std::string& out, std::int64_t value) {
-  put_field(out, static_cast<std::uint32_t>(value < kElsewhere ? value : kElsewhere));
+  put_field(out, static_cast<std::uint32_t>(value < kInZip64Field ? value : kInZip64Field));
 }
 
 // The zip64 field of those of the values that exceed 32 bits; empty if there are none.
 std::string zip64_field(std::initializer_list<std::int64_t> values) {
   std::string large;
   for (const std::int64_t value : values)
-    if (value >= kElsewhere) put_field(large, value);
+    if (value >= kInZip64Field) put_field(large, value);
   if (large.empty()) return large;
   std::string field;
   put_field(field, std::uint16_t{1});
@@ -76,7 +76,7 @@ void ZipWriter::begin_entry(const std::string& name, std::int64_t size, std::str
   const std::int64_t crc32_at = end_ + std::ssize(descriptor);
   put_field(descriptor, crc);
   for (int i = 0; i < 2; ++i) {
-    if (size < kElsewhere)
+    if (size < kInZip64Field)
       put_size(descriptor, size);
     else
       put_field(descriptor, size);
