@@ -19,12 +19,20 @@ namespace {
 constexpr std::int64_t kMaxMetadata = std::int64_t{256} << 20;
 constexpr const char* kMetadataFile = ".metadata";
 constexpr const char* kLightningFile = "meta.pt";
+constexpr const char* kMegatronFile = "metadata.json";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
 std::vector<std::string> list_files(const fs::path& dir) {
   std::vector<std::string> names;
   for (const fs::path& path : list_directory(dir)) names.push_back(path.filename().string());
   return names;
+}
+
+bool is_megatron_format(const fs::path& dir) {
+  constexpr std::int64_t kMost = 1 << 20;  // bytes
+  const fs::path path = dir / kMegatronFile;
+  return is_there(path) && fs::file_size(path) <= kMost &&
+         read_file(path, kMost).find("\"sharded_backend\"") != std::string::npos;
 }
 
 // For each tensor name, the offsets of this file's part in the whole tensor.
@@ -81,7 +89,9 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
   DcpMetadata metadata =
       parse_dcp_metadata(read_file(metadata_path, kMaxMetadata), metadata_path.string());
   auto source = std::make_unique<ShardedSource>(
-      dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP");
+      dir, is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)"
+           : is_megatron_format(dir)      ? "Megatron-core (PyTorch DCP)"
+                                          : "PyTorch DCP");
   std::vector<std::int64_t> needed(metadata.files.size());
   for (auto& [name, tensor] : metadata.tensors) {
     for (const StoredBlock& chunk : tensor.chunks) {

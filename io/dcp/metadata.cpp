@@ -24,6 +24,10 @@ constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.met
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
+// Megatron-core adds the plans of its ranks, which repeat what else the file says.
+constexpr std::string_view kPlanner = "torch.distributed.checkpoint.planner";
+constexpr std::string_view kMegatron = "megatron.core.dist_checkpointing.strategies.torch";
+constexpr std::string_view kMegatronRoot = "MCoreMetadata";
 
 std::vector<PickleGlobal> metadata_globals() {
   std::vector<PickleGlobal> known = {{kModule, "TensorProperties"},
@@ -39,6 +43,13 @@ std::vector<PickleGlobal> metadata_globals() {
                                      {"pathlib", "WindowsPath"},
                                      {"pathlib._local", "PosixPath"},
                                      {"pathlib._local", "WindowsPath"},
+                                     {kPlanner, "SavePlan"},
+                                     {kPlanner, "WriteItem"},
+                                     {kPlanner, "WriteItemType"},
+                                     {kPlanner, "TensorWriteData"},
+                                     {kPlanner, "BytesIOWriteData"},
+                                     {kMegatron, "MCoreSavePlan"},
+                                     {kMegatron, kMegatronRoot},
                                      kTorchSize,
                                      kOrderedDict};
   for (const std::string_view module : {kModule, kOldModule}) {
@@ -149,7 +160,7 @@ DcpMetadata parse_dcp_metadata(std::string text, const std::string& source) {
   static const std::vector<PickleGlobal> kKnown = metadata_globals();
   const Pickle pickle(std::move(text), kKnown, source);
   const PickleReader root(pickle.root(), source);
-  root.expect_object("Metadata");
+  if (!root.is_object(kMegatronRoot)) root.expect_object("Metadata");
   DcpMetadata metadata;
   StorageLocations locations(root.at("storage_data"), metadata.files);
   std::int64_t visited = 0;
