@@ -13,6 +13,7 @@
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/metadata.h"
 #include "io/hf/model_source.h"
+#include "io/hf/parts_source.h"
 #include "io/megatron/files.h"
 #include "io/megatron/names.h"
 #include "io/source/open_sharded.h"
@@ -275,6 +276,29 @@ TEST_CASE("names of Megatron's versions and modules") {
   const auto source = source_of(tensors);
   CHECK_THROWS_HOLDING(InvalidArgument, "--config", use_hugging_face_names(*source, model, Json()));
   CHECK_FALSE(is_megatron(*source_of({{"decoder.final_layernorm.weight", {4}}})));
+}
+
+TEST_CASE("rows of tensors that are stored transposed") {
+  const auto whole = open_sharded(test::source_path("tests/io/dcp/fixtures/strided"));
+  PartsSource parts(*whole);
+  int strided = 0;
+  for (const TensorInfo& info : whole->tensors()) {
+    if (info.shape.size() < 2 || info.shape[0] < 3) continue;
+    CAPTURE(info.name);
+    const auto record = whole->record(info.name);
+    strided += std::ranges::any_of(
+        record->chunks, [](const Chunk& chunk) { return chunk.storage && chunk.storage->strides; });
+    Shape shape = info.shape;
+    shape[0] = info.shape[0] - 2;
+    const std::int64_t n = numel(shape), row = numel(info.shape) / info.shape[0];
+    parts.add({info.name, shape, info.dtype}, {info.name, -1, 1, shape[0]});
+    const std::size_t bytes = static_cast<std::size_t>(n) * dtype_size(info.dtype);
+    std::string expected(bytes, 'a'), found(bytes, 'b');
+    whole->read(info.name, row, row + n, expected.data(), info.dtype);
+    parts.read(info.name, 0, n, found.data(), info.dtype);
+    CHECK(found == expected);
+  }
+  CHECK(strided > 0);
 }
 
 TEST_CASE("damaged metadata of Megatron ends with an error of its own") {
