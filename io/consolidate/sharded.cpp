@@ -20,6 +20,8 @@
 #include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
+#include "io/megatron/arguments.h"
+#include "io/megatron/names.h"
 
 namespace tessera::io {
 namespace {
@@ -133,11 +135,11 @@ bool any_has(const std::vector<std::string>& names, std::string_view part) {
 class ShardedExport {
  public:
   ShardedExport(ConsolidateSource& result, const ShardedSource& source,
-                const ConsolidateOptions& options)
+                const ConsolidateOptions& options, std::optional<ModelNames> model)
       : result_(result),
         source_(source),
         options_(options),
-        model_(find_model(result, source, options)),
+        model_(std::move(model)),
         rules_(options.names),
         parts_(std::make_unique<PartsSource>(source)) {
     // Names in a directory for Hugging Face programs stay, unless a model says what they must be.
@@ -530,7 +532,28 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> sourc
     result.sources.push_back(std::move(source));
     return;
   }
-  ShardedExport(result, *source, options).run();
+  std::optional<ModelNames> model = find_model(result, *source, options);
+  if (is_megatron(*source)) {
+    require<Unsupported>(model || options.format == ExportFormat::Safetensors,
+                         "{} has Megatron's names, and {} is of a model or has a setting that "
+                         "tessera does not know, so it can't say which Hugging Face names they "
+                         "are; give a Hugging Face directory of the model with --like, or write "
+                         "the tensors unchanged with --format safetensors",
+                         source->path().string(), result.hf_config_file.string());
+    std::string flattened;
+    if (model) {
+      const Json config = result.hf_config ? *result.hf_config : Json();
+      for (std::string& warning : check_megatron_arguments(source->path(), config))
+        result.warnings.push_back(std::move(warning));
+      flattened = use_hugging_face_names(*source, *model, config);
+    }
+    require<Unsupported>(
+        flattened.empty() || options.what == ExportWhat::Model,
+        "{} holds {} flattened, as its ranks share it, which tessera does not "
+        "take apart; leave out --what, or save with Megatron's --dist-ckpt-optim-fully-reshardable",
+        source->path().string(), flattened);
+  }
+  ShardedExport(result, *source, options, std::move(model)).run();
   result.optimizer_step = source->optimizer_step();
   result.sources.push_back(std::move(source));
   const bool copies_config =

@@ -19,6 +19,7 @@
 #include "io/hf/lora.h"
 #include "io/hf/model_source.h"
 #include "io/hf/parts_source.h"
+#include "io/megatron/files.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -332,15 +333,17 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     choose_tensors(result, options.tensors);
     return result;
   }
+  const bool has_steps = options.step && is_megatron_run(path);
   if (std::unique_ptr<ShardedSource> sharded =
-          open_sharded(path, options.shards, wants_optimizer(options))) {
+          has_steps ? open_megatron(path, options.step)
+                    : open_sharded(path, options.shards, wants_optimizer(options))) {
     require(
         !options.merge_lora,
         "--merge-lora takes adapters of a run or in PEFT's format; if {} holds such of a running "
         "model, write them first, without --merge-lora",
         path.string());
-    require(!options.step, "{} is a {} and has no step {}", path.string(), sharded->kind(),
-            options.step.value_or(0));
+    require(!options.step || has_steps, "{} is a {} and has no step {}", path.string(),
+            sharded->kind(), options.step.value_or(0));
     add_sharded(result, std::move(sharded), options);
     choose_tensors(result, options.tensors);
     check_size(result);

@@ -23,12 +23,20 @@ constexpr const char* kLightningFile = "meta.pt";
 constexpr const char* kAccelerateModel = "pytorch_model_fsdp_0";
 constexpr const char* kAccelerateSecond = "pytorch_model_fsdp_1";
 constexpr const char* kAccelerateOptimizer = "optimizer_0";
+constexpr const char* kMegatronFile = "metadata.json";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 
 std::vector<std::string> list_files(const fs::path& dir) {
   std::vector<std::string> names;
   for (const fs::path& path : list_directory(dir)) names.push_back(path.filename().string());
   return names;
+}
+
+bool is_megatron_format(const fs::path& dir) {
+  constexpr std::int64_t kMost = 1 << 20;  // bytes
+  const fs::path path = dir / kMegatronFile;
+  return is_there(path) && fs::file_size(path) <= kMost &&
+         read_file(path, kMost).find("\"sharded_backend\"") != std::string::npos;
 }
 
 // For each tensor name, the offsets of this file's part in the whole tensor.
@@ -126,8 +134,9 @@ bool is_dcp(const fs::path& dir) { return has_dcp(dir) || has_dcp(dir / kAcceler
 
 std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
   std::vector<fs::path> folders{""};
-  std::string kind =
-      is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)" : "PyTorch DCP";
+  std::string kind = is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)"
+                     : is_megatron_format(dir)      ? "Megatron-core (PyTorch DCP)"
+                                                    : "PyTorch DCP";
   if (!has_dcp(dir)) {
     kind = "accelerate FSDP (PyTorch DCP)";
     folders = {kAccelerateModel};

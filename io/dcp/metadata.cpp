@@ -28,6 +28,10 @@ constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.met
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
+// Megatron-core adds the plans of its ranks, which repeat what else the file says.
+constexpr std::string_view kPlanner = "torch.distributed.checkpoint.planner";
+constexpr std::string_view kMegatron = "megatron.core.dist_checkpointing.strategies.torch";
+constexpr std::string_view kMegatronRoot = "MCoreMetadata";
 
 std::vector<PickleGlobal> metadata_globals() {
   std::vector<PickleGlobal> known = {{kModule, "TensorProperties"},
@@ -43,6 +47,13 @@ std::vector<PickleGlobal> metadata_globals() {
                                      {"pathlib", "WindowsPath"},
                                      {"pathlib._local", "PosixPath"},
                                      {"pathlib._local", "WindowsPath"},
+                                     {kPlanner, "SavePlan"},
+                                     {kPlanner, "WriteItem"},
+                                     {kPlanner, "WriteItemType"},
+                                     {kPlanner, "TensorWriteData"},
+                                     {kPlanner, "BytesIOWriteData"},
+                                     {kMegatron, "MCoreSavePlan"},
+                                     {kMegatron, kMegatronRoot},
                                      kTorchSize,
                                      kOrderedDict};
   for (const std::string_view module : {kModule, kOldModule}) {
@@ -295,7 +306,7 @@ DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source
   const Pickle pickle(bytes, kKnown, source, kBaseMemory + kMemoryPerByte * bytes.size(),
                       UnknownGlobals::Inert, &locations);
   const PickleReader root(pickle.root(), source);
-  root.expect_object("Metadata");
+  if (!root.is_object(kMegatronRoot)) root.expect_object("Metadata");
   DcpMetadata metadata;
   locations.finish(root.at("storage_data"));
   std::int64_t visited = 0;

@@ -9,6 +9,8 @@
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
+#include "io/megatron/arguments.h"
+#include "io/megatron/names.h"
 #include "io/source/open_sharded.h"
 #include "io/torch/rank_files.h"
 
@@ -149,6 +151,11 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
           path.string(), source->kind(), config.string());
   Json section = read_hf_config(config);
   const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
+  if (is_megatron(*source)) {
+    check_megatron_arguments(source->path(), section);
+    use_hugging_face_names(*source, names_of_family(family, section, Json(), config.string()),
+                           section);
+  }
   return std::make_unique<FamilySource>(family, std::move(source), std::move(section), policy);
 }
 

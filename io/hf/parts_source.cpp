@@ -68,19 +68,21 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
     own.offsets[0] = top - begin;
     own.shape[0] = bottom - top;
     const std::shared_ptr<const ChunkStorage> stored = chunk.storage;
+    const bool is_strided = stored && stored->strides;
     if (from != chunk.begin || to != chunk.end) {
-      require<Unsupported>(!stored || !stored->strides,
+      require<Unsupported>(!is_strided || (from == first && to == last),
                            "{}: a tensor that is stored transposed, of which rows are needed; save "
                            "its .contiguous()",
                            name);
       chunk.storage = std::make_shared<const ChunkStorage>(
-          ChunkStorage{own.shape,
-                       {},
+          ChunkStorage{own.shape, is_strided ? stored->strides : std::nullopt,
                        stored ? stored->checked_begin : chunk.byte_begin,
                        stored ? stored->checked_end : chunk.byte_end,
                        stored ? stored->check : checks.at(chunk.file, chunk.byte_begin)});
     }
-    chunk.byte_begin += (from - chunk.begin) * whole.width();
+    chunk.byte_begin +=
+        (is_strided ? (top - box.offsets[0]) * (*stored->strides)[0] : from - chunk.begin) *
+        whole.width();
     chunk.byte_end = chunk.byte_begin + (to - from) * whole.width();
     chunk.begin = from - first;
     chunk.end = to - first;
@@ -107,6 +109,26 @@ TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, Storag
     chunk.storage = std::make_shared<const ChunkStorage>(storage);
   }
   return part;
+}
+
+TensorRecord transpose_record(const TensorRecord& whole, StorageChecks& checks) {
+  require<InternalError>(whole.shape.size() == 2 && !whole.addend, "not a matrix without addend");
+  const auto swapped = [](const Dims& dims) { return Dims{dims[1], dims[0]}; };
+  TensorRecord result{whole.dtype, swapped(whole.shape), whole.chunks};
+  for (Chunk& chunk : result.chunks) {
+    const Box box = box_of(chunk, whole.shape);
+    require<InternalError>(chunk.begin == 0 && chunk.end == numel(box.shape),
+                           "a chunk with part of its box is transposed");
+    const auto stored = chunk.storage;
+    const bool is_strided = stored && stored->strides;
+    chunk.box = Box{swapped(box.offsets), swapped(box.shape)};
+    chunk.storage = std::make_shared<const ChunkStorage>(ChunkStorage{
+        chunk.box->shape, swapped(is_strided ? *stored->strides : contiguous_strides(box.shape)),
+        stored ? stored->checked_begin : chunk.byte_begin,
+        stored ? stored->checked_end : chunk.byte_end,
+        stored ? stored->check : checks.at(chunk.file, chunk.byte_begin)});
+  }
+  return result;
 }
 
 void PartsSource::add(const TensorInfo& info, const TensorSlice& part) {

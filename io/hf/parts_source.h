@@ -25,6 +25,9 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
 TensorRecord item_of_record(const TensorRecord& whole, std::int64_t item, StorageChecks& checks,
                             const std::string& name);
 
+/// The transpose of a tensor of two dims, whose chunks have all elements of their boxes.
+TensorRecord transpose_record(const TensorRecord& whole, StorageChecks& checks);
+
 /// Rows of a tensor, or of one item of it.
 struct TensorSlice {
   std::string of;                    ///< name of the tensor

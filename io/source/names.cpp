@@ -28,6 +28,9 @@ constexpr std::array<std::string_view, 13> kOtherKeys = {
     "schedulers",    "dataloader", "data_loader",  "rng",           "rng_state",
     "random_states", "callbacks",  "loops"};
 
+// And a number: of Lightning, and of Megatron's chained optimizers.
+constexpr std::array<std::string_view, 2> kNumberedOptimizerKeys = {"optimizer_", "chained_"};
+
 constexpr std::size_t kListed = 5;                // names in a message
 constexpr std::size_t kLongestRenamed = 1 << 12;  // characters: std::regex recurses
 
@@ -40,9 +43,10 @@ bool is_model_key(std::string_view key) { return contains(kModelKeys, key); }
 
 bool is_optimizer_key(std::string_view key) {
   if (contains(kOptimizerKeys, key)) return true;
-  constexpr std::string_view kNumbered = "optimizer_";  // Lightning
-  return key.starts_with(kNumbered) && key.size() > kNumbered.size() &&
-         key.find_first_not_of("0123456789", kNumbered.size()) == std::string_view::npos;
+  return std::ranges::any_of(kNumberedOptimizerKeys, [&](std::string_view numbered) {
+    return key.starts_with(numbered) && key.size() > numbered.size() &&
+           key.find_first_not_of("0123456789", numbered.size()) == std::string_view::npos;
+  });
 }
 
 std::string without_wrappers(std::string_view source) {

@@ -4,6 +4,7 @@
 #include "io/dcp/dcp_source.h"
 #include "io/deepspeed/deepspeed_source.h"
 #include "io/deepspeed/files.h"
+#include "io/megatron/files.h"
 #include "io/safetensors/directory.h"
 #include "io/torch/rank_files.h"
 #include "io/torch/torch_directory.h"
@@ -30,7 +31,8 @@ bool is_sharded(const fs::path& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return is_saved_file(path);
   return is_safetensors_directory(path) || is_dcp(path) || is_dcp_safetensors(path) ||
-         is_torch_directory(path) || is_rank_files(path) || is_deepspeed(path);
+         is_torch_directory(path) || is_rank_files(path) || is_deepspeed(path) ||
+         is_megatron_run(path);
 }
 
 std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
@@ -50,7 +52,10 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
     source = open_rank_files(path);
   } else if (is_deepspeed(path)) {
     source = open_deepspeed(path, moments);
+  } else if (is_megatron_run(path)) {
+    source = open_megatron(path);
   } else {
+    refuse_megatron_ranks(path);
     refuse_parent_of_shards(path);
   }
   require(!shards || !source, "{} is a {}, which records its number of shards; omit --shards",

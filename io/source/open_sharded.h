@@ -16,7 +16,8 @@ void refuse_parent_of_shards(const fs::path& dir);
 
 /// Opens a directory of another program, recognized by its files: a Hugging Face model, a PyTorch
 /// Distributed Checkpoint (FSDP, torchtitan, Lightning) or its safetensors form, FSDP's files of each
-/// rank, or a DeepSpeed run or checkpoint; or a file of torch.save (see is_saved_file).
+/// rank, a DeepSpeed run or checkpoint, or a Megatron-core run (see find_megatron); or a file of
+/// torch.save (see is_saved_file).
 /// @param shards   expected number of shards, which only the safetensors form does not record
 /// @param moments  whether moments are needed; else DeepSpeed's are in left_out(), because each is of
 ///                 as many blocks as ranks

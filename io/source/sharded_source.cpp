@@ -1,6 +1,7 @@
 #include "io/source/sharded_source.h"
 
 #include "core/base/error.h"
+#include "io/hf/parts_source.h"
 #include "io/pump/box.h"
 #include "io/safetensors/dtype.h"
 
@@ -17,6 +18,38 @@ std::shared_ptr<const Strides> shared_strides(const TorchTensor& tensor) {
     expected *= tensor.shape[i];
   }
   return nullptr;
+}
+
+Dims dims_from(const Dims& dims, int first) {
+  return Dims(dims.begin() + first, static_cast<std::size_t>(dims.size() - first));
+}
+
+Dims first_dims(const Dims& dims, int count) {
+  return Dims(dims.begin(), static_cast<std::size_t>(count));
+}
+
+std::string item_name(const std::string& of, const Shape& item) {
+  std::string name = of;
+  for (const std::int64_t position : item) name += fmt::format("[{}]", position);
+  return name;
+}
+
+/// What a block has of what is stored.
+TorchTensor part_of(const TorchTensor& stored, const StoredBlock& block) {
+  const int lead = block.lead.shape.size();
+  TorchTensor part = stored;
+  part.shape = dims_from(stored.shape, lead);
+  part.strides = dims_from(stored.strides, lead);
+  for (int i = 0; i < lead; ++i)
+    part.begin += block.lead.offsets[i] * stored.strides[i] *
+                  static_cast<std::int64_t>(dtype_size(stored.carrier));
+  return part;
+}
+
+Shape stored_shape(const StoredBlock& block) {
+  Shape shape = block.lead.shape;
+  for (const std::int64_t extent : block.box.shape) shape.push_back(extent);
+  return shape;
 }
 
 }  // namespace
@@ -46,17 +79,108 @@ void ShardedSource::finish(std::vector<std::string> files, std::vector<std::stri
   if (archives) locations_.resize(block_count_);
 }
 
+// Adds items of a tensor that stacks them, with those of its blocks that they are in.
+void ShardedSource::add_items(const std::string& name, const std::vector<Shape>& items) {
+  const StoredTensor whole = find(name);
+  const int lead = items.front().size();
+  std::map<std::string, StoredTensor> added;
+  for (const Shape& item : items)
+    added.try_emplace(
+        item_name(name, item),
+        StoredTensor{dims_from(whole.shape, lead), whole.dtype_name, whole.dtype, {}});
+  for (const StoredBlock& block : whole.blocks) {
+    require<Unsupported>(!block.flat, "{}: {} is stored flat", dir_.string(), name);
+    const Shape extents = first_dims(block.box.shape, lead);
+    const Shape offsets = first_dims(block.box.offsets, lead);
+    const std::int64_t positions = numel(extents);
+    for (std::int64_t n = 0; n < positions; ++n) {
+      Shape at = extents, item = offsets;
+      for (std::int64_t i = lead - 1, rest = n; i >= 0; --i) {
+        at[static_cast<int>(i)] = rest % extents[static_cast<int>(i)];
+        item[static_cast<int>(i)] += at[static_cast<int>(i)];
+        rest /= extents[static_cast<int>(i)];
+      }
+      const auto found = added.find(item_name(name, item));
+      if (found == added.end()) continue;
+      StoredBlock& part = found->second.blocks.emplace_back(block);
+      part.box = {dims_from(block.box.offsets, lead), dims_from(block.box.shape, lead)};
+      part.lead = {at, extents};
+    }
+  }
+  for (auto& [key, tensor] : added) {
+    tensor.first_block = block_count_;
+    block_count_ += tensor.blocks.size();
+    require<CorruptCheckpoint>(tensors_.emplace(key, std::move(tensor)).second,
+                               "{}: {} is the name of a tensor, and of an item of {}",
+                               dir_.string(), key, name);
+  }
+}
+
+void ShardedSource::make(std::vector<MadeTensor> made) {
+  std::map<std::string, std::vector<Shape>> used;  // items of each tensor
+  for (const MadeTensor& tensor : made) used[tensor.of].push_back(tensor.item);
+  std::map<std::string, TensorInfo> whole;
+  std::vector<TensorInfo> infos;
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < infos_.size(); ++i) {
+    if (used.contains(infos_[i].name)) {
+      whole.emplace(infos_[i].name, infos_[i]);
+      continue;
+    }
+    infos.push_back(std::move(infos_[i]));
+    keys.push_back(std::move(top_keys_[i]));
+  }
+  for (const auto& [name, items] : used)
+    if (!items.front().empty()) add_items(name, items);
+  if (archives_) locations_.resize(block_count_);
+  for (MadeTensor& tensor : made) {
+    const TensorInfo& of = whole.at(tensor.of);
+    Shape shape = dims_from(of.shape, tensor.item.size());
+    shape[0] = 0;
+    for (const auto& [begin, rows] : tensor.rows) shape[0] += rows;
+    if (tensor.transposed) shape = {shape[1], shape[0]};
+    infos.push_back({tensor.name, shape, of.dtype});
+    keys.emplace_back();
+    std::string name = tensor.name;
+    made_.emplace(std::move(name), std::move(tensor));
+  }
+  infos_ = std::move(infos);
+  top_keys_ = std::move(keys);
+}
+
+std::string ShardedSource::title(const std::string& name) const {
+  const auto made = made_.find(name);
+  return made == made_.end()
+             ? name
+             : fmt::format("{} (of {})", name, item_name(made->second.of, made->second.item));
+}
+
 std::shared_ptr<const TensorRecord> ShardedSource::record(const std::string& name) const {
+  const auto found = made_.find(name);
+  if (found == made_.end()) return std::make_shared<const TensorRecord>(stored_record(name, false));
+  const MadeTensor& made = found->second;
+  const std::string of = item_name(made.of, made.item);
+  const TensorRecord whole = stored_record(of, true);
+  std::vector<std::shared_ptr<const TensorRecord>> parts;
+  for (const auto& [begin, rows] : made.rows)
+    parts.push_back(std::make_shared<const TensorRecord>(
+        rows_of_record(whole, begin, rows, checks_, title(name))));
+  TensorRecord joined = join_records(parts);
+  return std::make_shared<const TensorRecord>(made.transposed ? transpose_record(joined, checks_)
+                                                              : std::move(joined));
+}
+
+TensorRecord ShardedSource::stored_record(const std::string& name, bool boxes) const {
   const StoredTensor& tensor = find(name);
   const auto width = static_cast<std::int64_t>(dtype_size(tensor.dtype));
-  auto record = std::make_shared<TensorRecord>(TensorRecord{tensor.dtype, tensor.shape, {}});
-  record->chunks.reserve(tensor.blocks.size());
+  TensorRecord record{tensor.dtype, tensor.shape, {}};
+  record.chunks.reserve(tensor.blocks.size());
   for (std::size_t i = 0; i < tensor.blocks.size(); ++i) {
     const StoredBlock& stored = tensor.blocks[i];
     const Location location = locate(name, tensor, i);
-    Chunk& chunk = record->chunks.emplace_back();
+    Chunk& chunk = record.chunks.emplace_back();
     const std::int64_t n = numel(stored.box.shape);
-    const bool one_run = stored.flat || is_one_run(stored.box, tensor.shape);
+    const bool one_run = stored.flat || (!boxes && is_one_run(stored.box, tensor.shape));
     chunk.file = files_[stored.file];
     chunk.byte_begin = location.begin;
     chunk.byte_end = location.begin + n * width;
@@ -114,12 +238,13 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
   const auto file = open_files_.get(files_[block.file]);
   const ByteRange archive(*file, block.offset, block.length);
   const TorchTensor stored = read_torch_tensor(archive);
-  require<CorruptCheckpoint>(stored.shape == block.box.shape && stored.dtype == tensor.dtype_name,
-                             "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
-                             "{}",
-                             archive.name(), name, tensor.dtype_name, block.box.shape,
-                             block.box.offsets, stored.dtype, stored.shape);
-  Location location = location_of(stored, block.offset);
+  require<CorruptCheckpoint>(
+      stored.shape == stored_shape(block) && stored.dtype == tensor.dtype_name,
+      "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
+      "{}",
+      archive.name(), name, tensor.dtype_name, stored_shape(block), block.box.offsets, stored.dtype,
+      stored.shape);
+  Location location = location_of(part_of(stored, block), block.offset);
   const std::lock_guard lock(mutex_);
   locations_[number] = location;
   return location;

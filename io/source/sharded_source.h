@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/base/open_files.h"
@@ -26,6 +27,16 @@ struct StoredBlock {
   std::shared_ptr<const TorchTensor> known{};
   /// Whether the box has one dim and is of the flattened tensor, as parts of a flat buffer are.
   bool flat = false;
+  /// First dims of what is stored, which the box lacks: its position in them, and their extents.
+  Box lead{};
+};
+
+/// A tensor made of rows of another, or of one item of another that stacks several.
+struct MadeTensor {
+  std::string name, of;
+  Shape item;  ///< position in the first dims of `of`, which the item lacks; empty: all of it
+  std::vector<std::pair<std::int64_t, std::int64_t>> rows;  ///< first row and number; concatenated
+  bool transposed = false;                                  ///< transposes the result, of two dims
 };
 
 /// Tensors of another program's sharded checkpoint, under their original names.
@@ -51,6 +62,9 @@ class ShardedSource final : public TensorSource {
   /// @param objects   as objects()
   /// @param archives  whether blocks are torch.save archives, not bare elements
   void finish(std::vector<std::string> files, std::vector<std::string> objects, bool archives);
+  /// Replaces tensors by others, made of all their elements. Call after finish().
+  /// @throws CorruptCheckpoint if the name of an item, "of[3]", is that of a tensor
+  void make(std::vector<MadeTensor> made);
   void warn(std::vector<std::string> warnings) { warnings_ = std::move(warnings); }
   void warn_of_loss(std::vector<std::string> warnings) { loss_warnings_ = std::move(warnings); }
   void set_left_out(std::vector<std::string> moments) { left_out_ = std::move(moments); }
@@ -97,6 +111,8 @@ class ShardedSource final : public TensorSource {
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
   File open_file(const std::string& name) const override { return open_files_.open(name); }
+  /// Of a made tensor, with that which it is made of.
+  std::string title(const std::string& name) const override;
 
  private:
   struct StoredTensor {
@@ -115,6 +131,9 @@ class ShardedSource final : public TensorSource {
     std::optional<std::uint32_t> crc32;
   };
   const StoredTensor& find(const std::string& name) const;
+  void add_items(const std::string& name, const std::vector<Shape>& items);
+  // @param boxes  whether chunks have a box even if their elements are contiguous in the tensor
+  TensorRecord stored_record(const std::string& name, bool boxes) const;
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
 
   const fs::path dir_;
@@ -124,7 +143,8 @@ class ShardedSource final : public TensorSource {
   std::vector<TensorInfo> infos_;
   std::vector<std::string> top_keys_, objects_, files_, warnings_, loss_warnings_, left_out_;
   std::vector<Unreadable> unreadable_;
-  std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, StoredTensor> tensors_;  // and items of made_, named "of[3][5]"
+  std::map<std::string, MadeTensor> made_;
   std::size_t block_count_ = 0;
   std::optional<std::int64_t> optimizer_step_;
   bool archives_ = false;

@@ -154,6 +154,7 @@ Command add_consolidate(CLI::App& parent) {
          "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
          "PyTorch Distributed Checkpoint (FSDP, torchtitan, Lightning), a directory of FSDP's "
          "files per rank (verl, SkyRL, accelerate), a DeepSpeed run or its global_step folder, a "
+         "Megatron-core run or its iter folder (torch_dist, also NeMo 2's), a "
          "file of torch.save (.ckpt, .pt, "
          ".pth, .bin), adapters in PEFT's format, or a .gguf file (to hf only)")
       ->required();

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/base/file.h"
+#include "io/base/json.h"
+
+namespace tessera::io {
+
+/// Compares the arguments of Megatron-LM in `common.pt`, if a checkpoint has them, with a model:
+/// numbers of heads, and switches that change the results of the same weights.
+/// @param config  a config.json or tessera's "model" section
+/// @return sentences about what can't be compared
+/// @throws InvalidArgument naming the argument that differs; Unsupported on a switch that Hugging
+///         Face's models lack
+std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Json& config);
+
+}  // namespace tessera::io
