@@ -94,6 +94,10 @@ bool is_cut_header(const std::string& journal) {
          std::string_view(journal).substr(0, n) == kAnyVersion.substr(0, n);
 }
 
+std::string header_of(std::uint64_t identity) {
+  return make_line(fmt::format("{} {:016x}", kMagic, identity));
+}
+
 bool same_file(const File& file, const fs::path& path) {
   struct stat open {
   }, named{};
@@ -107,8 +111,19 @@ fs::path attempt_path(const fs::path& out) {
   return out.parent_path() / (out.filename().string() + ".tmp");
 }
 
+fs::path journal_path(const fs::path& out) { return attempt_path(out).string() + ".journal"; }
+
+bool is_attempt_of(const fs::path& out, std::uint64_t identity) {
+  if (!is_there(journal_path(out))) return false;
+  try {
+    return read_file(journal_path(out), kMaxJournal).starts_with(header_of(identity));
+  } catch (const Error&) {  // removed in the meantime
+    return false;
+  }
+}
+
 Attempt::Attempt(const fs::path& out, std::uint64_t identity)
-    : out_(out), dir_(attempt_path(out)), journal_path_(dir_.string() + ".journal") {
+    : out_(out), dir_(attempt_path(out)), journal_path_(journal_path(out)) {
   const bool is_new = lock();
   const std::string text = read_all(journal_);
   check_ours(text, is_new);
@@ -147,8 +162,9 @@ bool Attempt::lock() {
       continue;
     }
     if (::flock(journal_.descriptor(), LOCK_EX | LOCK_NB) != 0) {
-      require(errno != EWOULDBLOCK, "another process is writing {} (host and process id: {})",
-              dir_.string(), owner_in(read_all(journal_)));
+      require<AttemptBusy>(errno != EWOULDBLOCK,
+                           "another process is writing {} (host and process id: {})", dir_.string(),
+                           owner_in(read_all(journal_)));
       require(!existed,
               "{} exists, and this file system has no locks, so a process may still be writing; "
               "if none is, remove {} and {}",
@@ -159,7 +175,7 @@ bool Attempt::lock() {
 }
 
 void Attempt::take_up(const std::string& text, std::uint64_t identity) {
-  const std::string header = make_line(fmt::format("{} {:016x}", kMagic, identity));
+  const std::string header = header_of(identity);
   std::size_t valid = 0;
   if (text.starts_with(header)) {
     valid = header.size();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "io/base/file.h"
 
 namespace tessera::io {
@@ -17,6 +18,17 @@ struct FileRecord {
 
 /// Directory of an unfinished export to `out`: `<out>.tmp`.
 fs::path attempt_path(const fs::path& out);
+/// Its journal: `<out>.tmp.journal`.
+fs::path journal_path(const fs::path& out);
+
+/// Whether `<out>.tmp` is an attempt of this identity, by its journal.
+bool is_attempt_of(const fs::path& out, std::uint64_t identity);
+
+/// Thrown if another process holds the lock of an attempt.
+class AttemptBusy : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
 
 /// An unfinished export: the directory `<out>.tmp` and the journal `<out>.tmp.journal`, which lists
 /// finished files and is locked by the running process. io/FORMAT.md defines both.
@@ -25,8 +37,8 @@ class Attempt {
   /// Continues an attempt of the same identity; removes one of another identity and starts anew.
   /// @param out       absolute; its parent exists
   /// @param identity  checksum of everything that determines the output
-  /// @throws InvalidArgument if another process holds the lock, or if directory or journal are not
-  ///         those of an attempt (both then stay unchanged); IoError
+  /// @throws AttemptBusy if another process holds the lock; InvalidArgument if directory or journal
+  ///         are not those of an attempt (both then stay unchanged); IoError
   Attempt(const fs::path& out, std::uint64_t identity);
   /// Keeps directory and journal, so that a later attempt can continue.
   ~Attempt() = default;

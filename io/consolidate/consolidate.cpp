@@ -4,11 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <set>
+#include <thread>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "io/base/crc.h"
 #include "io/consolidate/attempt.h"
 #include "io/consolidate/copy_files.h"
+#include "io/consolidate/parts.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/sink.h"
 #include "io/consolidate/source.h"
@@ -38,6 +43,11 @@ void check_options(const ConsolidateOptions& options) {
   require(options.jobs >= 1 && options.max_shard_size >= 1,
           "jobs ({}) and max-shard-size ({}) must be at least 1", options.jobs,
           options.max_shard_size);
+  require(
+      !options.part || (options.part->number >= 1 && options.part->number <= options.part->count),
+      "there is no part {} of {}", options.part->number, options.part->count);
+  require(!options.part || !gguf,
+          "--format gguf writes one file, which cannot be divided: omit --part");
   require(options.memory >= kLeastJobMemory, "memory is {} bytes, and the least that works {} KiB",
           options.memory, kLeastJobMemory >> 10);
 }
@@ -123,9 +133,10 @@ std::int64_t allocated_bytes(const fs::path& dir) {
   return bytes;
 }
 
-void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) {
+void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan,
+                 const std::vector<ExportFile>& files) {
   std::int64_t needed = std::int64_t{1} << 20;  // for indexes and directories
-  for (const ExportFile& file : plan.layout.files) needed += file.size;
+  for (const ExportFile& file : files) needed += file.size;
   for (const SideFile& file : plan.layout.others) {
     needed += static_cast<std::int64_t>(file.content.size());
   }
@@ -137,8 +148,20 @@ void check_space(const fs::path& out, const Attempt& attempt, const Plan& plan) 
 struct Prepared {
   fs::path out;  ///< absolute
   Plan plan;
-  std::uint64_t identity = 0;  ///< see Attempt
+  std::uint64_t identity = 0;  ///< see Attempt, ExportParts
 };
+
+// Also of the files that the last part writes.
+std::uint64_t part_identity(const Plan& plan, int count) {
+  std::uint64_t identity = copy_identity(plan.layout.files, true);
+  const auto add = [&](const std::string& text) {
+    identity = crc64(text.data(), text.size(), identity);
+  };
+  add(fmt::format("{} parts\n", count));
+  for (const SideFile& file : plan.layout.others)
+    add(fmt::format("{} {}\n{}", file.name, file.content.size(), file.content));
+  return identity;
+}
 
 Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateOptions& options) {
   check_options(options);
@@ -160,7 +183,8 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(from)),
           "{} is inside the source {}; choose another directory", prepared.out.string(),
           from.string());
-  prepared.identity = copy_identity(prepared.plan.layout.files);
+  prepared.identity = options.part ? part_identity(prepared.plan, options.part->count)
+                                   : copy_identity(prepared.plan.layout.files);
   return prepared;
 }
 
@@ -183,6 +207,73 @@ ConsolidatePlan describe(const Plan& plan) {
   return result;
 }
 
+// Writes the files without tensors, and renames the attempt to `out`.
+void commit(Attempt& attempt, const Prepared& prepared, const ConsolidateOptions& options,
+            std::vector<std::string>& names) {
+  write_other_files(attempt.dir(), prepared.plan.layout, names);
+  sync_directory(attempt.dir());
+  // Where locks do not reach other machines, two processes may commit the parts at once.
+  for (const std::string& name : names) {
+    require<IoError>(is_there(attempt.dir() / name),
+                     "{} has disappeared; repeat the command to complete {}",
+                     (attempt.dir() / name).string(), prepared.out.string());
+  }
+  try {
+    check_out(prepared.out, options.overwrite);  // again, because `out` may be new
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("{}; the exported files are in {}, for the same command to continue",
+                          error.what(), attempt.dir().string());
+  }
+  attempt.commit(options.overwrite);
+}
+
+constexpr auto kCommitPatience = std::chrono::seconds(30);
+constexpr auto kCommitPoll = std::chrono::milliseconds(50);
+
+/// The attempt at `out` that commits all parts; null if another process commits, for longer than
+/// kCommitPatience.
+std::unique_ptr<Attempt> begin_commit(const fs::path& out, std::uint64_t identity) {
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    try {
+      return std::make_unique<Attempt>(out, identity);
+    } catch (const AttemptBusy&) {
+      if (std::chrono::steady_clock::now() - start > kCommitPatience) {
+        if (is_attempt_of(out, identity)) return nullptr;
+        throw;
+      }
+      std::this_thread::sleep_for(kCommitPoll);
+    }
+  }
+}
+
+// Commits if all parts are done; this part is.
+void commit_parts(const ExportParts& parts, const Prepared& prepared,
+                  const ConsolidateOptions& options, ConsolidateReport& report) {
+  const auto is_complete = [&] {
+    report.waiting = parts.waiting();
+    report.committed = false;
+    if (report.waiting.empty()) return true;
+    // A commit by another process removes this part, with all others.
+    if (!parts.is_done() && is_there(prepared.out)) {
+      report.committed = true;
+      report.waiting.clear();
+    }
+    return false;
+  };
+  if (!is_complete()) return;
+  const std::unique_ptr<Attempt> attempt = begin_commit(prepared.out, prepared.identity);
+  if (!attempt) return;
+  if (!is_complete()) {
+    if (report.committed) attempt->remove();  // new and empty
+    return;
+  }
+  parts.gather(attempt->dir());
+  report.files.clear();
+  commit(*attempt, prepared, options, report.files);
+  report.committed = true;
+}
+
 }  // namespace
 
 ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOptions& options) {
@@ -192,7 +283,16 @@ ConsolidatePlan plan_consolidation(const fs::path& source, const ConsolidateOpti
 
 ConsolidatePlan plan_consolidation(const fs::path& source, const fs::path& out,
                                    const ConsolidateOptions& options) {
-  return describe(prepare(source, out, options).plan);
+  const Prepared prepared = prepare(source, out, options);
+  ConsolidatePlan plan = describe(prepared.plan);
+  if (!options.part) return plan;
+  const ExportParts parts(prepared.out, prepared.plan.layout.files, *options.part,
+                          prepared.identity);
+  std::set<std::string> own;
+  for (const ExportFile& file : parts.own_files()) own.insert(file.name);
+  std::erase_if(plan.files, [&](const auto& file) { return !own.contains(file.name); });
+  std::erase_if(plan.tensors, [&](const auto& tensor) { return !own.contains(tensor.file); });
+  return plan;
 }
 
 ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
@@ -212,8 +312,11 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
     require_seal_intact(
         source, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
   }
+  std::optional<ExportParts> parts;
+  if (options.part) parts.emplace(out, plan.layout.files, *options.part, prepared.identity);
+  const std::vector<ExportFile> files = parts ? parts->own_files() : plan.layout.files;
   ConsolidateProgress progress;
-  for (const ExportFile& file : plan.layout.files) progress.total += file.size;
+  for (const ExportFile& file : files) progress.total += file.size;
 
   ConsolidateReport report;
   report.source = plan.source.path;
@@ -221,61 +324,71 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   report.skipped = plan.source.skipped;
   if (plan.source.checkpoint) report.step = plan.source.checkpoint->index().step;
   make_directories_durably(out.parent_path());
-  Attempt attempt(out, prepared.identity);
-  if (attempt.has_discarded()) {
-    warn(fmt::format(
-        "{} held an unfinished export that this one cannot continue (another or changed source, or "
-        "another --dtype, --max-shard-size, ...): removed it, starting anew",
-        attempt.dir().string()));
-  }
-  bool whole = false;
-  try {
-    check_space(out, attempt, plan);
-    if (is_there(out)) require_exchange(attempt.dir(), out);
-    const WriteOptions write{
-        .memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
-    whole = copy_files(attempt, plan.layout.files, write, [&](std::int64_t bytes, bool reused) {
-      progress.done += bytes;
-      if (reused) progress.reused += bytes;
-      return !options.progress || options.progress(progress);
-    });
-    if (!whole) {
-      const bool newest = report.step && !options.step && plan.source.path != source;
-      throw ConsolidationStopped(fmt::format(
-          "stopped with {} of {} bytes written; the same command continues from there{}; the "
-          "finished files are in {}",
-          progress.done, progress.total,
-          newest ? fmt::format(", with --step {} if the run has saved again", *report.step) : "",
+  const auto write_own_files = [&] {
+    Attempt attempt(parts ? parts->dir() : out, prepared.identity);
+    if (attempt.has_discarded()) {
+      warn(fmt::format(
+          "{} held an unfinished export that this one cannot continue (another or "
+          "changed source, or another --dtype, --max-shard-size, ...): removed it, starting anew",
           attempt.dir().string()));
     }
-    write_other_files(attempt.dir(), plan.layout, report.files);
-    sync_directory(attempt.dir());
+    bool whole = false;
     try {
-      check_out(out, options.overwrite);  // again, because `out` may be new
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument("{}; the exported files are in {}, for the same command to continue",
-                            error.what(), attempt.dir().string());
+      if (parts) parts->check_others();  // again, because others may have begun in the meantime
+      check_space(out, attempt, plan, files);
+      if (is_there(out)) require_exchange(attempt.dir(), out);
+      const WriteOptions write{
+          .memory = options.memory, .jobs = options.jobs, .direct_io = options.direct_io};
+      whole = copy_files(attempt, files, write, [&](std::int64_t bytes, bool reused) {
+        progress.done += bytes;
+        if (reused) progress.reused += bytes;
+        return !options.progress || options.progress(progress);
+      });
+      if (!whole) {
+        const bool newest = report.step && !options.step && plan.source.path != source;
+        throw ConsolidationStopped(fmt::format(
+            "stopped with {} of {} bytes written; the same command continues from there{}; the "
+            "finished files are in {}",
+            progress.done, progress.total,
+            newest ? fmt::format(", with --step {} if the run has saved again", *report.step) : "",
+            attempt.dir().string()));
+      }
+      if (parts)
+        attempt.commit(false);
+      else
+        commit(attempt, prepared, options, report.files);
+    } catch (const ConsolidationStopped&) {
+      throw;
+    } catch (const IoError& error) {
+      // Keeps finished files after disk errors, because a continued export verifies them.
+      if (attempt.has_records()) {
+        throw IoError("{}; finished files are in {}, and the same command continues from there",
+                      error.what(), attempt.dir().string());
+      }
+      attempt.remove();
+      throw;
+    } catch (...) {
+      if (!whole) attempt.remove();
+      throw;
     }
-    attempt.commit(options.overwrite);
-  } catch (const ConsolidationStopped&) {
-    throw;
-  } catch (const IoError& error) {
-    // Keeps finished files after disk errors, because a continued export verifies them.
-    if (attempt.has_records()) {
-      throw IoError("{}; finished files are in {}, and the same command continues from there",
-                    error.what(), attempt.dir().string());
+  };
+  if (parts) parts->check_others();
+  if (parts && parts->is_done())
+    progress.done = progress.reused = progress.total;
+  else
+    write_own_files();
+  if (parts) {
+    for (const ExportFile& file : files) report.files.push_back(file.name);
+    commit_parts(*parts, prepared, options, report);
+  }
+  for (const ExportFile& file : report.committed ? plan.layout.files : files) {
+    for (const ExportPart& part : file.parts) {
+      report.tensors += part.begin == 0;
+      report.bytes += part.bytes();
     }
-    attempt.remove();
-    throw;
-  } catch (...) {
-    if (!whole) attempt.remove();
-    throw;
   }
-  for (const ExportTensor& tensor : plan.source.weights) report.parameters += numel(tensor.shape);
-  for (const auto* tensors : {&plan.source.weights, &plan.source.optimizer}) {
-    for (const ExportTensor& tensor : *tensors) report.bytes += tensor.bytes();
-    report.tensors += static_cast<std::int64_t>(tensors->size());
-  }
+  for (const ExportTensor& tensor : plan.source.weights)
+    if (report.committed) report.parameters += numel(tensor.shape);
   report.reused_bytes = progress.reused;
   report.seconds = seconds_since(start);
   return report;

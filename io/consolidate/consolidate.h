@@ -28,6 +28,11 @@ struct ConsolidateProgress {
   std::int64_t reused = 0;  ///< bytes of `done` that an earlier call wrote
 };
 
+/// A part of an export that several processes write, from 1 to `count`.
+struct ExportShare {
+  int number = 1, count = 1;
+};
+
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
   ExportWhat what = ExportWhat::Model;
@@ -40,6 +45,7 @@ struct ConsolidateOptions {
   std::optional<std::int64_t> step;  ///< of a run; empty: its newest checkpoint
   int jobs = 1;                      ///< copying threads
   bool overwrite = false;            ///< replace an earlier export at `out`
+  std::optional<ExportShare> part;   ///< write only this part; see consolidate()
   /// Rules for names in other programs' checkpoints; see open_consolidate_source.
   NameRules names;
   /// List tensors that are not the model's, too, and accept missing ones: for comparisons.
@@ -108,7 +114,9 @@ struct ConsolidateReport {
   std::string kind;
   std::vector<SkippedEntry> skipped;
   std::optional<std::int64_t> step;  ///< step of the checkpoint
-  std::vector<std::string> files;    ///< names of the files in `out`
+  std::vector<std::string> files;    ///< names of the files in `out`, or of those of the part
+  bool committed = true;             ///< whether `out` is complete: false for all parts but one
+  std::vector<int> waiting;          ///< parts that are not done, if not committed
   std::int64_t tensors = 0;
   std::int64_t parameters = 0;    ///< elements of the exported weights
   std::int64_t bytes = 0;         ///< tensor data in the output
@@ -134,6 +142,9 @@ class ConsolidationStopped : public Error {
 /// A stopped or killed call, or an IoError, leaves `<out>.tmp` and `<out>.tmp.journal`. If a later
 /// call would write the same output, it verifies the finished files and continues; otherwise it
 /// begins anew. Other errors remove both.
+/// With `part`, processes that share only the parent directory of `out` write the files of one part
+/// each, beside `out`. The call that finds all parts done commits. A part may be repeated, also
+/// after a kill; parts of other options or of another source are an error.
 /// @throws InvalidArgument if `out` exists and may not be replaced, the source is inside or around
 ///         `out` or `<out>.tmp`, another process is writing there, or on invalid options;
 ///         ConsolidationStopped, IoError, CorruptCheckpoint

@@ -56,7 +56,7 @@ std::set<std::size_t> find_finished(const Attempt& attempt, const std::vector<Ex
 
 }  // namespace
 
-std::uint64_t copy_identity(const std::vector<ExportFile>& files) {
+std::uint64_t copy_identity(const std::vector<ExportFile>& files, bool is_shared) {
   std::uint64_t identity = 0;
   const auto add = [&](const std::string& text) {
     identity = crc64(text.data(), text.size(), identity);
@@ -85,14 +85,20 @@ std::uint64_t copy_identity(const std::vector<ExportFile>& files) {
       }
     }
   }
+  std::set<std::string> stats;  // sorted, because `unchecked` is in the order of addresses
   for (const auto& [source, name] : unchecked) {
     const File file = source->open_file(name);
     struct stat status {};
     require<IoError>(::fstat(file.descriptor(), &status) == 0, "cannot stat {}",
                      file.path().string());
-    add(fmt::format("{} {} {} {} {}.{}\n", fs::absolute(file.path()).string(), status.st_dev,
-                    status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
+    const std::string where = is_shared
+                                  ? name
+                                  : fmt::format("{} {} {}", fs::absolute(file.path()).string(),
+                                                status.st_dev, status.st_ino);
+    stats.insert(fmt::format("{} {} {}.{}\n", where, status.st_size, status.st_mtim.tv_sec,
+                             status.st_mtim.tv_nsec));
   }
+  for (const std::string& text : stats) add(text);
   return identity;
 }
 

@@ -13,8 +13,10 @@ namespace tessera::io {
 /// Checksum of everything that determines the output of copy_files: the layout of the files, the
 /// locations of their bytes in the sources, and the checksums of these bytes. For sources without
 /// checksums, size and time of the source files instead.
+/// @param is_shared  equal on all machines that read the same files: device, inode and directory of
+///                   source files are left out
 /// @throws IoError, errors of the sources
-std::uint64_t copy_identity(const std::vector<ExportFile>& files);
+std::uint64_t copy_identity(const std::vector<ExportFile>& files, bool is_shared = false);
 
 /// Writes all files into the attempt's directory; see write_files. Verifies files that the attempt
 /// has recorded, and writes only damaged ones of these.

@@ -31,10 +31,11 @@ struct ExportTensor {
   /// Q8_0: the source has the bytes of blocks, as U8. `stored` is then F32.
   Encoding stored_encoding = Encoding::Plain;
 
-  std::int64_t bytes() const {
+  std::int64_t bytes_of(std::int64_t elements) const {
     const EncodingUnit unit = encoding_unit(encoding, written);
-    return numel(shape) / unit.elements * unit.bytes;
+    return elements / unit.elements * unit.bytes;
   }
+  std::int64_t bytes() const { return bytes_of(numel(shape)); }
 };
 
 /// Elements of a tensor in a file.
@@ -43,6 +44,8 @@ struct ExportPart {
   std::int64_t offset = 0;                  ///< byte in the file
   std::int64_t begin = 0, end = 0;          ///< elements, row-major
   std::vector<std::int64_t> crc32_at = {};  ///< see OutputPart
+
+  std::int64_t bytes() const { return tensor->bytes_of(end - begin); }
 };
 
 /// A file with tensors of an export.

@@ -64,6 +64,39 @@ Shape saved_offsets(const JsonReader& info, const SafetensorsEntry& entry) {
   return offsets;
 }
 
+/// Looks for shards that are missing after the last one. A vector (norm, bias) is as long as the
+/// rows of some matrix that are not cut. If no vector is, but one would be with more shards of the
+/// same size, shards are missing.
+void check_last_shard(const std::map<std::string, DcpTensor>& tensors, std::size_t shards,
+                      const fs::path& dir) {
+  constexpr std::int64_t kLeastLength = 64;  // shorter ones agree by chance
+  std::map<std::int64_t, std::string> rows;  // by length
+  for (const auto& [name, tensor] : tensors) {
+    for (int i = 1; i < tensor.shape.size() && !tensor.chunks.empty(); ++i) {
+      if (tensor.chunks[0].box.shape[i] == tensor.shape[i]) rows.emplace(tensor.shape[i], name);
+    }
+  }
+  std::string why;
+  for (const auto& [name, tensor] : tensors) {
+    const std::int64_t length = tensor.shape.size() == 1 ? tensor.shape[0] : 0;
+    const auto n = static_cast<std::int64_t>(shards);
+    if (length < kLeastLength || tensor.chunks.size() != shards || length % n != 0) continue;
+    if (rows.contains(length)) return;
+    const std::int64_t part = length / n;
+    const bool is_even = std::ranges::all_of(
+        tensor.chunks, [&](const StoredBlock& chunk) { return chunk.box.shape[0] == part; });
+    for (auto row = rows.upper_bound(length); is_even && why.empty(); ++row) {
+      if (row == rows.end() || row->first > 2 * length) break;
+      if (row->first % part != 0) continue;
+      why = fmt::format(
+          "{} shards, in which {} has {} elements, but the rows of {} have {}, as it would with {} "
+          "shards: find the missing ones, or, if all are there, confirm it with --shards {}",
+          shards, name, length, row->second, row->first, row->first / part, shards);
+    }
+  }
+  require<CorruptCheckpoint>(why.empty(), "{} holds {}", dir.string(), why);
+}
+
 // Checks that an archive is long enough for all elements of its chunk.
 void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::string& where) {
   const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
@@ -187,8 +220,10 @@ std::unique_ptr<ShardedSource> open_dcp_safetensors(const fs::path& dir,
           {box, static_cast<std::uint32_t>(f), entry.begin, entry.end - entry.begin});
     }
   }
-  for (auto& [name, tensor] : tensors) {
+  for (auto& [name, tensor] : tensors)
     check_boxes(tensor.shape, tensor.chunks, fmt::format("{}: tensor {}", dir.string(), name));
+  if (!shards) check_last_shard(tensors, found_shards.count, dir);
+  for (auto& [name, tensor] : tensors) {
     source->add(name, tensor.dtype, tensor.dtype, tensor.shape, std::move(tensor.chunks), "");
   }
   source->finish(std::move(found_shards.names), {}, false);

@@ -22,7 +22,8 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir);
 bool is_dcp_safetensors(const fs::path& dir);
 /// Opens the safetensors form. It has no checksums and no shapes, so a tensor ends where its last
 /// chunk ends. A missing shard is detected from the numbers of the others (see find_dcp_shards) or
-/// as a hole in a tensor; warnings() lists losses that neither check detects.
+/// as a hole in a tensor, or, if it is the last one, from vectors that are shorter than the rows of
+/// all matrices; loss_warnings() lists losses that no check detects.
 /// @param shards  expected number of shards, if known
 /// @throws CorruptCheckpoint naming file and tensor; InvalidArgument if there are more than
 ///         `shards`; IoError

@@ -28,8 +28,7 @@ constexpr std::string_view kOldModule = "torch.distributed._shard.checkpoint.met
 constexpr std::string_view kFiles = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kOldFiles = "torch.distributed._shard.checkpoint.filesystem";
 constexpr std::string_view kSharded = "torch.distributed._shard.sharded_tensor.metadata";
-// Megatron-core adds the plans of its ranks, which repeat what else the file says.
-constexpr std::string_view kPlanner = "torch.distributed.checkpoint.planner";
+// Root of Megatron-core's. It adds the plans of its ranks, which repeat what else the file says.
 constexpr std::string_view kMegatron = "megatron.core.dist_checkpointing.strategies.torch";
 constexpr std::string_view kMegatronRoot = "MCoreMetadata";
 
@@ -47,12 +46,6 @@ std::vector<PickleGlobal> metadata_globals() {
                                      {"pathlib", "WindowsPath"},
                                      {"pathlib._local", "PosixPath"},
                                      {"pathlib._local", "WindowsPath"},
-                                     {kPlanner, "SavePlan"},
-                                     {kPlanner, "WriteItem"},
-                                     {kPlanner, "WriteItemType"},
-                                     {kPlanner, "TensorWriteData"},
-                                     {kPlanner, "BytesIOWriteData"},
-                                     {kMegatron, "MCoreSavePlan"},
                                      {kMegatron, kMegatronRoot},
                                      kTorchSize,
                                      kOrderedDict};
@@ -111,7 +104,9 @@ class Strings {
 /// parsed. Objects that cannot be read stay as they are, for errors that name the tensor.
 class StorageLocations final : public PickleFolder {
  public:
-  explicit StorageLocations(const std::string& source) : source_(source) {}
+  /// @param most  maximum number of locations
+  StorageLocations(const std::string& source, std::int64_t most)
+      : source_(source), most_(static_cast<std::size_t>(most)) {}
 
   bool fold(const PickleValue& object, FoldedNumbers& numbers) override {
     const bool is_size = *object.global == kTorchSize;
@@ -213,6 +208,7 @@ class StorageLocations final : public PickleFolder {
     index.expect_object(kIndex);
     const PickleReader offset = index.get("offset");
     const std::string_view name = index.at("fqn").text();
+    if (name.size() > kMaxTensorName) index.fail("a name of {} bytes", name.size());
     std::optional<Shape> offsets;
     if (!offset.is_none()) offsets = offset.shape();
     numbers.push_back(names_.number(name));
@@ -238,13 +234,17 @@ class StorageLocations final : public PickleFolder {
     }
     const PickleReader path = info.at("relative_path");
     const std::string_view name = path.text();
-    if (name.find('\0') != std::string_view::npos) path.fail("a file name contains a NUL");
+    if (name.substr(0, 300).find('\0') != std::string_view::npos)
+      path.fail("a file name contains a NUL");
     if (!is_plain_name(name)) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
     const std::int64_t offset = info.at("offset").integer(), length = info.at("length").integer(1);
     numbers.insert(numbers.end(), {paths_.number(name), offset, length});
   }
   void add(std::span<const std::int64_t> index, std::span<const std::int64_t> info) {
     if (index.size() == 1) return;  // not a tensor
+    require<CorruptCheckpoint>(places_.size() < most_,
+                               "{}: more than {} stored chunks, too many for a file of its size",
+                               source_, most_);
     const auto dims = index.subspan(2);
     places_.push_back({static_cast<std::uint32_t>(index[0]), static_cast<std::uint32_t>(info[0]),
                        info[1], info[2], offsets_.size(), dims.size()});
@@ -252,6 +252,7 @@ class StorageLocations final : public PickleFolder {
   }
 
   const std::string& source_;
+  const std::size_t most_;
   Strings names_, paths_;
   std::vector<Place> places_;
   FoldedNumbers offsets_;
@@ -302,7 +303,7 @@ DcpMetadata parse_dcp_metadata(std::string_view text, const std::string& source)
 DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source) {
   const std::int64_t max_chunks = bytes.size() / kLeastBytesPerChunk;
   static const std::vector<PickleGlobal> kKnown = metadata_globals();
-  StorageLocations locations(source);
+  StorageLocations locations(source, max_chunks);
   const Pickle pickle(bytes, kKnown, source, kBaseMemory + kMemoryPerByte * bytes.size(),
                       UnknownGlobals::Inert, &locations);
   const PickleReader root(pickle.root(), source);

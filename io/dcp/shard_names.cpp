@@ -112,6 +112,7 @@ DcpShards find_dcp_shards(const std::vector<std::string>& names, const fs::path&
       "anything to save in it, confirm with --shards {} that no shard is missing",
       (dir / file_name(1, no_model, model_count)).string(), no_model, model_count, found.size());
 
+  result.count = found.size();
   const auto n = static_cast<std::int64_t>(found.size());
   if (!shards) {
     result.warnings.push_back(fmt::format(

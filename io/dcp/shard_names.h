@@ -16,6 +16,7 @@ bool is_dcp_shard_name(std::string_view name);
 /// Files of a Distributed Checkpoint in safetensors form.
 struct DcpShards {
   std::vector<std::string> names;     ///< by shard, then by model file
+  std::size_t count = 0;              ///< number of shards
   std::vector<std::string> warnings;  ///< about shards whose loss cannot be detected
 };
 

@@ -231,6 +231,19 @@ TEST_CASE("plans of other classes are dropped, also if they hold the chunks") {
   CHECK(metadata.tensors.at("w").chunks[1].offset == 100);
 }
 
+TEST_CASE("plans of PyTorch's own classes are dropped") {
+  const std::string text = read_text(test::source_path("tests/fuzz/seeds/dcp_metadata/plans"));
+  REQUIRE(text.find("SavePlan") != std::string::npos);
+  const DcpMetadata metadata = parse(text);
+  REQUIRE(metadata.tensors.size() == 2);
+  const DcpTensor& tensor = metadata.tensors.at("b.weight");
+  CHECK(tensor.shape == Shape{8, 300});
+  REQUIRE(tensor.chunks.size() == 2);
+  CHECK(tensor.chunks[1].box == Box{{4, 0}, {4, 300}});
+  CHECK(tensor.chunks[1].offset == 6000);
+  CHECK(metadata.files.at(tensor.chunks[1].file) == "__1_0.distcp");
+}
+
 TEST_CASE("values that repeat others are limited by the size of the file") {
   // One tuple of 8 sizes, and a Size of it for every 8 bytes.
   std::string sizes = tuple(std::vector<std::string>(8, integer(1))) + "q\x01" + "0" +

@@ -263,8 +263,9 @@ TEST_CASE("values inside of folded and dropped objects stay alive while the memo
        "folded later"},
       {global("torch", "Size") + tuple({integer(70000)}) + "R" + memo('q', 7), "object"},
   };
-  for (const auto& [value, name] : values) {
-    CAPTURE(name);
+  for (const auto& each : values) {
+    const std::string& value = each.first;
+    CAPTURE(each.second);
     for (const char* cls : {"B", "Unknown"}) {
       Folder folder;
       const std::string outer =

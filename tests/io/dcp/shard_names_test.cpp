@@ -3,13 +3,18 @@
 #include "io/dcp/shard_names.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <array>
+#include <cstdint>
+#include <fstream>
+#include <vector>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/dcp_source.h"
+#include "tests/io/dcp/bytes.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
@@ -88,6 +93,91 @@ TEST_CASE("a missing last shard is refused if the number of shards is given") {
                        shard_name(3) + " is missing: found 2 shards, but --shards says 3",
                        shards.plan(3));
   CHECK_THROWS_HOLDING(InvalidArgument, "holds 2 shards, but --shards says 1", shards.plan(1));
+}
+
+TEST_CASE("a missing last shard is found by vectors that are shorter than rows") {
+  // A norm of 128 elements and a matrix with rows of 128, in 4 shards, of which the last are missing.
+  const auto write = [](const fs::path& path, int shards, std::int64_t rows) {
+    fs::remove_all(path);
+    fs::create_directory(path);
+    for (int shard = 1; shard <= shards; ++shard) {
+      const std::int64_t first = (shard - 1) * 32;
+      write_dcp_shard(path / shard_name(shard),
+                      {{"norm.weight", "U8", {32}, std::string(32, 'n'), {first}},
+                       {"up.weight",
+                        "U8",
+                        {32, rows},
+                        std::string(static_cast<std::size_t>(32 * rows), 'u'),
+                        {first, 0}}});
+    }
+  };
+  const TempDir dir;
+  const fs::path path = dir.path() / "source";
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  write(path, 4, 128);
+  CHECK(plan_consolidation(path, options).tensors.size() == 2);
+  for (const int left : {3, 2}) {
+    write(path, left, 128);
+    options.shards = std::nullopt;
+    CHECK_THROWS_HOLDING(
+        CorruptCheckpoint,
+        fmt::format("{} shards, in which norm.weight has {} elements, but the rows of up.weight "
+                    "have 128, as it would with 4 shards",
+                    left, 32 * left),
+        plan_consolidation(path, options));
+    options.shards = left;
+    CHECK(plan_consolidation(path, options).tensors.size() == 2);
+  }
+  options.shards = std::nullopt;
+  for (const std::int64_t rows : {127, 96, 300}) {  // says nothing about the length of the norm
+    write(path, 3, rows);
+    CHECK(plan_consolidation(path, options).warnings.size() == 1);
+  }
+}
+
+TEST_CASE("many shards, and offsets past 32 bits, with few open files") {
+  // 300 files of a tensor of 300 * 2^28 bytes (80 GB), with holes.
+  const TempDir dir, other;
+  const std::int64_t rows = std::int64_t{1} << 28;
+  for (int shard = 1; shard <= 300; ++shard) {
+    const fs::path path = dir.path() / shard_name(shard);
+    const std::int64_t first = (shard - 1) * rows;
+    std::string header = fmt::format(
+        R"({{"__metadata__":{{"DCP_SHARDING_INFO":"{{\"t\":{{\"saved_offsets\":[{}]}}}}"}},)"
+        R"("t":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}}}})",
+        first, rows, rows);
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    write_text(path, bytes_of<std::uint64_t>(header.size()) + header);
+    fs::resize_file(path, 8 + header.size() + static_cast<std::uintmax_t>(rows));
+    std::ofstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (const std::int64_t at : {std::int64_t{0}, rows - 1}) {
+      file.seekp(static_cast<std::streamoff>(8 + header.size()) + at);
+      file.put(static_cast<char>(shard % 100 + (at == 0 ? 0 : 100)));
+    }
+  }
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit low{100, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+  ConsolidateOptions options;
+  options.format = ExportFormat::Safetensors;
+  options.shards = 300;
+  const ConsolidatePlan plan = plan_consolidation(dir.path(), other.path() / "out", options);
+  const auto source = open_dcp_safetensors(dir.path(), 300);
+  std::array<std::uint8_t, 4> bytes{};
+  std::vector<std::uint8_t> found;
+  for (std::int64_t shard = 1; shard < 300; ++shard) {
+    source->read("t", shard * rows - 2, shard * rows + 2, bytes.data(), DType::U8);
+    found.insert(found.end(), bytes.begin(), bytes.end());
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(plan.tensors.at(0).bytes == 300 * rows);
+  for (std::size_t shard = 1; shard < 300; ++shard) {
+    const auto* const at = &found[4 * (shard - 1)];
+    CHECK((at[0] == 0 && at[3] == 0));
+    CHECK((at[1] == shard % 100 + 100 && at[2] == (shard + 1) % 100));
+  }
 }
 
 TEST_CASE("a missing shard before another one is refused") {

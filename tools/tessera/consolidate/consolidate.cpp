@@ -1,14 +1,17 @@
 #include "io/consolidate/consolidate.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -33,7 +36,7 @@ struct Options {
   std::string format, what = "model", dtype = "keep", step = "latest";
   std::string max_shard_size = "5GB", memory = "256MiB";
   io::ConsolidateOptions consolidate;
-  std::string base;
+  std::string base, part;
   NameOptions names;
   bool buffered = false, json = false, dry_run = false;
 };
@@ -44,6 +47,8 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
     io::Json json{{"source", report.source.string()},
                   {"out", options.out},
                   {"step", nullptr},
+                  {"committed", report.committed},
+                  {"waiting", report.waiting},
                   {"files", report.files},
                   {"tensors", report.tensors},
                   {"parameters", report.parameters},
@@ -61,6 +66,13 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
       {"source", report.source.string()},
       {"written",
        fmt::format("{}: {} tensors, {}", options.out, report.tensors, format_bytes(report.bytes))}};
+  if (!report.committed) {
+    rows.back().second = fmt::format("part {}: {} tensors, {}", options.part, report.tensors,
+                                     format_bytes(report.bytes));
+    rows.emplace_back("waiting for", report.waiting.empty()
+                                         ? "another process, which completes " + options.out
+                                         : fmt::format("part {}", fmt::join(report.waiting, ", ")));
+  }
   if (report.parameters > 0) {
     rows.emplace_back("parameters", format_count(static_cast<double>(report.parameters)));
   }
@@ -76,12 +88,26 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
 }
 
+// Parses "K/N".
+std::optional<io::ExportShare> parse_part(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  io::ExportShare part;
+  const char *const begin = text.data(), *const end = begin + text.size();
+  const auto number = std::from_chars(begin, end, part.number);
+  const bool has_count = number.ec == std::errc() && number.ptr != end && *number.ptr == '/';
+  const auto count = std::from_chars(has_count ? number.ptr + 1 : end, end, part.count);
+  require(has_count && count.ec == std::errc() && count.ptr == end && part.number >= 1 &&
+              part.number <= part.count,
+          "--part is {}; expected K/N, such as 1/4, with K from 1 to N", text);
+  return part;
+}
+
 int run(const Options& options) {
   require(!options.source.empty() && !options.out.empty(),
           "CHECKPOINT and OUT must not be empty; is a variable of a script not set?");
   io::ConsolidateOptions consolidate = options.consolidate;
-  const bool part = options.what != "model" || !consolidate.tensors.empty();
-  if (options.format == "safetensors" || (options.format.empty() && part)) {
+  const bool is_part_of_model = options.what != "model" || !consolidate.tensors.empty();
+  if (options.format == "safetensors" || (options.format.empty() && is_part_of_model)) {
     consolidate.format = io::ExportFormat::Safetensors;
   }
   if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
@@ -101,6 +127,7 @@ int run(const Options& options) {
   consolidate.config_file = options.names.config_file();
   consolidate.like = options.names.like_directory();
   consolidate.base = options.base;
+  consolidate.part = parse_part(options.part);
   if (options.dry_run) {
     const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
     fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
@@ -208,6 +235,10 @@ Command add_consolidate(CLI::App& parent) {
                   "'h.0.*', and "
                   "their moments, as safetensors (may be repeated)")
       ->allow_extra_args(false);
+  app->add_option("--part", options->part,
+                  "K/N: write only the files of part K of N, beside OUT. Run the same command with "
+                  "each K from 1 to N, on any machines that share OUT's directory; the last one "
+                  "to finish completes OUT");
   app->add_flag("--dry-run", options->dry_run,
                 "Print the export's sources, names and files, or why it would fail; write nothing");
   app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
