@@ -201,8 +201,11 @@ Seal parse_seal(std::string_view content, const std::string& where) {
   const std::string checksum = root.at("checksum").string();
   json.erase("checksum");
   const std::string text = json.dump();
-  require<CorruptCheckpoint>(checksum == format_checksum(crc64(text.data(), text.size())),
-                             "{}: its own checksum is wrong: it was damaged or edited", where);
+  require<CorruptCheckpoint>(
+      checksum == format_checksum(crc64(text.data(), text.size())),
+      "{}: its own checksum is wrong: it was damaged or edited; if the files are known to "
+      "be right, remove it and seal them again",
+      where);
   Seal seal;
   seal.created = root.at("created").string();
   seal.block = root.at("block").integer(1, kMaxSealBlock);
