@@ -39,7 +39,9 @@ io::ConsolidateOptions consolidate_options(const Options& given) {
   options.format = given
                        .choice<ExportFormat>("format", {{"hf", ExportFormat::HF},
                                                         {"safetensors", ExportFormat::Safetensors},
-                                                        {"gguf", ExportFormat::GGUF}})
+                                                        {"gguf", ExportFormat::GGUF},
+                                                        {"dcp", ExportFormat::DCP},
+                                                        {"bin", ExportFormat::Bin}})
                        .value_or(part ? ExportFormat::Safetensors : ExportFormat::HF);
   const auto dtype = given.choice<std::string>(
       "dtype", {{"keep", ""}, {"f32", "f32"}, {"bf16", "bf16"}, {"f16", "f16"}, {"q8_0", "q8_0"}});

@@ -1,49 +1,8 @@
-#include "io/checkpoint/verify.h"
-
 #include <nlohmann/json.hpp>
 
 #include "capi/call.h"
-#include "capi/source.h"
 #include "core/base/error.h"
-#include "io/checkpoint/find.h"
-#include "io/gguf/header.h"
-#include "io/source/open_sharded.h"
-
-namespace tessera::capi {
-namespace {
-
-// A tessera checkpoint. Damage that prevents opening it is a problem like any other.
-io::VerifyReport verify_own(const io::fs::path& dir, std::optional<std::int64_t> step,
-                            const io::VerifyOptions& options) {
-  const auto check_step = [&](const io::CheckpointIndex& index) {
-    require(!step || *step == index.step, "{} is the checkpoint of step {}, not of {}",
-            dir.string(), index.step, step.value_or(0));
-  };
-  try {
-    const auto reader = io::CheckpointReader::open(dir);
-    check_step(reader.index());
-    return io::verify_checkpoint(reader, options);
-  } catch (const io::CorruptFile&) {  // a missing or truncated file: verifies the others
-    const std::string source = (dir / "index.json").string();
-    const auto index =
-        io::parse_index(io::read_file(source, io::kMaxIndexBytes, io::Links::Refuse), source);
-    check_step(index);
-    return io::verify_checkpoint(dir, index, options);
-  }
-}
-
-// Tensors of another program. Their values may be infinite, such as the best loss so far.
-io::VerifyReport verify_other(const OpenedSource& source, io::VerifyOptions options) {
-  options.check_finite = false;
-  io::TensorVerification verification(options);
-  for (const ListedTensor& tensor : source.tensors)
-    if (tensor.stored) verification.add(*tensor.source, tensor.stored_name);
-  verification.read();
-  return std::move(verification.report);
-}
-
-}  // namespace
-}  // namespace tessera::capi
+#include "io/seal/verify_path.h"
 
 int tessera_verify(const char* path, const tessera_option* options, size_t option_count,
                    tessera_problem problem, tessera_progress progress, tessera_text report,
@@ -51,7 +10,7 @@ int tessera_verify(const char* path, const tessera_option* options, size_t optio
   namespace capi = tessera::capi;
   namespace io = tessera::io;
   return capi::run_call({path == nullptr ? "" : path, ""}, [&] {
-    constexpr const char* kNames[] = {"step", "shards", "jobs"};
+    constexpr const char* kNames[] = {"step", "jobs"};
     const capi::Options given(options, option_count, kNames);
     const io::fs::path from = capi::text_argument(path, "the path");
     io::VerifyOptions verify;
@@ -61,26 +20,9 @@ int tessera_verify(const char* path, const tessera_option* options, size_t optio
         if (progress(user, done, total) != 0) throw capi::Stopped("the verification was stopped");
       };
     }
-    io::fs::path read = from;
-    io::VerifyReport found;
-    try {
-      if (io::is_gguf(from) || io::is_sharded(from)) {
-        found = capi::verify_other(
-            capi::open_source(from, given.step(), given.integer("shards", 1)), verify);
-      } else {
-        io::refuse_parent_of_shards(from);
-        read = io::locate_checkpoint(from, given.step());
-        found = capi::verify_own(read, given.step(), verify);
-      }
-    } catch (const tessera::CorruptCheckpoint& error) {
-      const auto* place = dynamic_cast<const io::ErrorPlace*>(&error);
-      const auto* tensor = dynamic_cast<const io::CorruptTensor*>(&error);
-      found.problems.push_back({place    ? place->file
-                                : tensor ? "index.json"
-                                         : read.string(),
-                                tensor ? tensor->tensor() : "", tensor ? tensor->begin() : 0,
-                                tensor ? tensor->end() : 0, error.what()});
-    }
+    io::PathReport checked = io::verify_path(from, given.step(), verify);
+    io::VerifyReport& found = checked.verify;
+    const io::fs::path& read = checked.path;
     constexpr std::string_view kModel = "model/";
     for (io::VerifyProblem& at : found.problems) {
       if (at.tensor.starts_with(kModel)) at.tensor.erase(0, kModel.size());
@@ -92,6 +34,8 @@ int tessera_verify(const char* path, const tessera_option* options, size_t optio
                      {"tensors", found.tensors},
                      {"bytes", found.bytes},
                      {"unverifiable_bytes", found.unverifiable},
+                     {"sealed", checked.sealed.empty() ? io::Json() : io::Json(checked.sealed)},
+                     {"additional_files", checked.additional},
                      {"problems", found.problems.size()}});
     if (found.problems.empty()) return;
     const io::VerifyProblem& first = found.problems.front();

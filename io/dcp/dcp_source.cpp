@@ -163,14 +163,16 @@ void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::str
 
 }  // namespace
 
-bool is_dcp(const fs::path& dir) { return has_dcp(dir) || has_dcp(dir / kAccelerateModel); }
+bool is_accelerate(const fs::path& dir) { return !has_dcp(dir) && has_dcp(dir / kAccelerateModel); }
+
+bool is_dcp(const fs::path& dir) { return has_dcp(dir) || is_accelerate(dir); }
 
 std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
   std::vector<fs::path> folders{""};
   std::string kind = is_there(dir / kLightningFile) ? "Lightning FSDP (PyTorch DCP)"
                      : is_megatron_format(dir)      ? "Megatron-core (PyTorch DCP)"
                                                     : "PyTorch DCP";
-  if (!has_dcp(dir)) {
+  if (is_accelerate(dir)) {
     kind = "accelerate FSDP (PyTorch DCP)";
     folders = {kAccelerateModel};
     if (has_dcp(dir / kAccelerateOptimizer)) folders.push_back(kAccelerateOptimizer);

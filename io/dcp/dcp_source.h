@@ -9,8 +9,10 @@
 namespace tessera::io {
 
 /// Whether a directory is a PyTorch Distributed Checkpoint (`.metadata`, or `.distcp` files without
-/// it), as saved by FSDP, torchtitan and Lightning.
+/// it), as saved by FSDP, torchtitan and Lightning; or is_accelerate().
 bool is_dcp(const fs::path& dir);
+/// Whether a directory has accelerate's folders of two such checkpoints, for model and optimizer.
+bool is_accelerate(const fs::path& dir);
 /// Opens a Distributed Checkpoint. Reads `.metadata` and checks that all files exist and are long
 /// enough. Reads the directory of a chunk's archive on first use. Verifies data against the CRC-32
 /// in the archive if there is one; PyTorch may omit it.

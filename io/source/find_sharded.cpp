@@ -9,10 +9,12 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "io/dcp/dcp_source.h"
 #include "io/deepspeed/files.h"
 #include "io/gguf/header.h"
 #include "io/gguf/source.h"
 #include "io/hf/lora.h"
+#include "io/megatron/files.h"
 #include "io/safetensors/directory.h"
 #include "io/source/open_sharded.h"
 #include "io/torch/rank_files.h"
@@ -113,9 +115,14 @@ class Search {
     if (is_peft(dir)) {
       add(dir, "LoRA adapters (PEFT)", "", extent);
     } else if (is_sharded(dir)) {
-      // A run of DeepSpeed, whose checkpoints are in the list.
-      if (found_.size() > before && is_deepspeed(dir) && !is_safetensors_directory(dir))
-        return extent;
+      const auto below = found_.begin() + static_cast<std::ptrdiff_t>(before);
+      if (is_accelerate(dir)) {  // its folders are one checkpoint
+        for (auto each = below; each != found_.end(); ++each) extent.add({each->bytes, each->time});
+        found_.erase(below, found_.end());
+      }
+      // A run, whose checkpoints are in the list.
+      const bool is_run = is_deepspeed(dir) || is_megatron_run(dir);
+      if (below != found_.end() && is_run && !is_safetensors_directory(dir)) return extent;
       add_opened(dir, extent);
     } else {
       for (const fs::path& path : paths) {

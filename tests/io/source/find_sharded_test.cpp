@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <iterator>
 #include <map>
 
 #include "core/base/error.h"
@@ -96,6 +97,20 @@ TEST_CASE("a run of DeepSpeed is its checkpoints, and a Trainer's model is liste
     if (path.string().ends_with("rank_1_mp_rank_00_optim_states.pt")) fs::remove(path);
   found = tree.find();
   CHECK(found.at("zero/global_step2").problem.find("missing") != std::string::npos);
+}
+
+TEST_CASE("a run of Megatron is its iterations, and accelerate's folders are one checkpoint") {
+  const Tree tree;
+  copy_fixture("megatron/fixtures/llama", tree.root / "megatron");
+  copy_fixture("dcp/fixtures/accelerate", tree.root / "checkpoint-5");
+  const auto found = tree.find();
+  CHECK(found.size() == 2);
+  CHECK(found.at("checkpoint-5").kind == "accelerate FSDP (PyTorch DCP)");
+  CHECK(found.at("checkpoint-5").step == 5);
+  CHECK(found.at("checkpoint-5").bytes > 10'000);
+  const auto& [path, iteration] = *std::prev(found.end());
+  CHECK(path.starts_with("megatron/iter_"));
+  CHECK(iteration.kind == "Megatron-core (PyTorch DCP)");
 }
 
 TEST_CASE("one checkpoint or file is listed by itself, and nothing is an empty list") {
