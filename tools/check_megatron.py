@@ -65,6 +65,8 @@ def without_gpu():
     torch.cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     torch.cuda.is_current_stream_capturing = lambda *args, **kwargs: False
     torch.cuda.Stream = lambda *args, **kwargs: None
+    histc = torch.histc  # counts integers on a GPU only
+    torch.histc = lambda values, *args, **kwargs: histc(values.float(), *args, **kwargs).to(values.dtype)
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
     kind = torch.Tensor.type
     torch.Tensor.type = lambda self, *args, **kwargs: (kind(self, *args, **kwargs) if args or kwargs else
