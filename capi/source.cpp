@@ -6,9 +6,9 @@
 #include "core/base/error.h"
 #include "io/checkpoint/find.h"
 #include "io/gguf/source.h"
-#include "io/hf/lora.h"
 #include "io/hf/model_source.h"
 #include "io/safetensors/dtype.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::capi {
@@ -65,7 +65,7 @@ OpenedSource open_source(const io::fs::path& path, std::optional<std::int64_t> s
   if (!io::is_gguf(path)) {
     std::error_code ignored;
     if (!io::fs::is_regular_file(path, ignored)) io::require_model_directory(path);
-    require(!io::is_peft(path),
+    require(!io::is_adapter_directory(path),
             "{} holds LoRA adapters in PEFT's format; merge them into their base by a "
             "consolidation with merge-lora, and open that",
             path.string());

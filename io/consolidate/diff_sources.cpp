@@ -12,6 +12,7 @@
 #include "io/hf/family.h"
 #include "io/hf/lora.h"
 #include "io/seal/seal.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -51,7 +52,7 @@ class SourceComparison {
   SourceDiff run() {
     for (ComparedSide& side : sides_) {
       side.gguf = is_gguf(side.path);
-      side.peft = is_peft(side.path);
+      side.peft = is_adapter_directory(side.path);
       side.sharded = !side.gguf && !side.peft && is_sharded(side.path);
       if (side.gguf || side.peft || side.sharded)
         require_seal_intact(side.path,

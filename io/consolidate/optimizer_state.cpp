@@ -22,6 +22,17 @@ std::vector<WeightState> weight_states(ConsolidateSource& source) {
     state.moments.emplace_back(kind, &tensor);
     state.decays = state.decays || tensor.shape.size() >= 2;
   }
+  const bool has_step =
+      source.optimizer_step || std::ranges::any_of(by_name, [](const auto& entry) {
+        return std::ranges::any_of(entry.second.moments,
+                                   [](const auto& moment) { return moment.first == "step"; });
+      });
+  if (!has_step) {
+    source.warnings.push_back(fmt::format(
+        "{} does not say how many steps the optimizer made, so the export has no \"step\", "
+        "which torch's Adam needs for its bias correction: set it in the program that resumes",
+        source.path.string()));
+  }
   if (!source.adamw) {
     source.warnings.push_back(fmt::format(
         "{} does not say with which learning rate, betas, eps and weight decay the optimizer ran, "

@@ -68,6 +68,18 @@ void read_adapter_config(ConsolidateSource& result, const ShardedSource& source,
       "{} holds LoRA adapters of PEFT, but {} is no adapter_config.json of LoRA; give that with "
       "--config FILE",
       result.path.string(), file.string());
+  // Trained weights that are not of the adapters' layers, which PEFT writes, too.
+  const Json bias = config.value("bias", Json("none"));
+  const Json tokens = config.value("trainable_token_indices", Json());
+  require<Unsupported>(
+      bias.is_null() || bias == "none",
+      "{} has \"bias\": {}, and tessera does not write trained biases of the base; "
+      "use PEFT's save_pretrained",
+      file.string(), bias.dump());
+  require<Unsupported>(tokens.is_null() || tokens.empty(),
+                       "{} has \"trainable_token_indices\", which tessera does not write; use "
+                       "PEFT's save_pretrained",
+                       file.string());
   result.hf_config_file = file;
   result.hf_config = std::make_shared<const Json>(config);
 }

@@ -17,10 +17,12 @@
 #include "io/consolidate/peft_state.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/sink.h"
+#include "io/dcp/dcp_source.h"
 #include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
 #include "io/megatron/arguments.h"
+#include "io/megatron/files.h"
 #include "io/megatron/names.h"
 
 namespace tessera::io {
@@ -120,6 +122,7 @@ std::optional<ModelNames> find_model(ConsolidateSource& result, const ShardedSou
 // A training checkpoint inside of a directory with a model, such as Trainer's global_step500.
 std::string folder_with_state(const fs::path& dir) {
   std::error_code error;
+  if (is_accelerate(dir) || is_megatron_run(dir)) return "";  // they are what was read
   for (const fs::path& path : list_directory(dir, error))
     if (fs::is_directory(path, error) && (is_deepspeed(path) || is_there(path / ".metadata")))
       return path.string();

@@ -20,6 +20,7 @@
 #include "io/hf/model_source.h"
 #include "io/hf/parts_source.h"
 #include "io/megatron/files.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 
 namespace tessera::io {
@@ -317,8 +318,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   }
   require_model_directory(path);
   // Without the files of adapters, it is the configuration of those in shards.
-  const bool peft = is_peft(path) && (is_there(path / "adapter_model.safetensors") ||
-                                      is_there(path / "adapter_model.bin") || !is_sharded(path));
+  const bool peft = is_adapter_directory(path);
   require(peft || options.merge_lora || options.base.empty(),
           "--base names the base of LoRA adapters, for --merge-lora");
   if (peft) {

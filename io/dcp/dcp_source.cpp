@@ -173,7 +173,7 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
                      : is_megatron_format(dir)      ? "Megatron-core (PyTorch DCP)"
                                                     : "PyTorch DCP";
   if (is_accelerate(dir)) {
-    kind = "accelerate FSDP (PyTorch DCP)";
+    kind = "checkpoint of accelerate's FSDP (PyTorch DCP)";
     folders = {kAccelerateModel};
     if (has_dcp(dir / kAccelerateOptimizer)) folders.push_back(kAccelerateOptimizer);
     require(!has_dcp(dir / kAccelerateSecond), "{} holds several models; give one, such as {}",

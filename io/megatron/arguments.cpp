@@ -46,6 +46,28 @@ class Arguments {
             where_, name, value.integer(), *keys.begin(), theirs);
   }
 
+  // Requires the vocabulary, with its padding, to be as large as Megatron's.
+  void compare_vocabulary(const Json& config) const {
+    const auto number = [&](const char* name) -> std::int64_t {
+      const PickleReader value = args_.get(name);
+      return value.value().is(PickleKind::Int) ? value.integer() : 0;
+    };
+    const std::int64_t padded = number("padded_vocab_size");
+    const std::int64_t most = std::int64_t{1} << 31;
+    const std::int64_t by = number("make_vocab_size_divisible_by"),
+                       ranks = number("tensor_model_parallel_size");
+    const auto found = config.is_object() ? config.find("vocab_size") : config.end();
+    if (found == config.end() || !found->is_number_integer() || padded <= 0 || by <= 0 ||
+        ranks <= 0 || by > most || ranks > most)
+      return;
+    const auto size = found->get<std::int64_t>();
+    const std::int64_t unit = by * ranks;
+    require(size > padded || padded - size < unit,
+            "{}: Megatron's vocabulary has {} tokens, padded to a multiple of {}, but the "
+            "configuration's vocab_size is {}; give the config.json of this model with --config",
+            where_, padded, unit, size);
+  }
+
  private:
   const PickleReader& args_;
   const std::string where_;
@@ -56,6 +78,7 @@ void compare(const PickleReader& args, const std::string& where, const Json& con
   arguments.compare("num_attention_heads", config, {"num_attention_heads", "n_head"});
   if (arguments.flag("group_query_attention"))
     arguments.compare("num_query_groups", config, {"num_key_value_heads", "n_kv_head"});
+  arguments.compare_vocabulary(config);
   // The weights of norms are stored less 1, as Gemma has them.
   const bool is_less_1 = arguments.flag("apply_layernorm_1p");
   const bool wants_less_1 = text_in(config, {"model_type", "arch"}).starts_with("gemma");
@@ -74,7 +97,11 @@ void compare(const PickleReader& args, const std::string& where, const Json& con
 
 std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Json& config) {
   const fs::path path = dir / kCommon;
-  if (!is_there(path)) return {};
+  const std::string unknown = fmt::format(
+      "{} has no arguments of Megatron-LM, so the numbers of heads and of tokens of the "
+      "config.json, and zero-centered norms, are not compared with them",
+      path.string());
+  if (!is_there(path)) return {unknown};
   const File file = File::open(path);
   const ByteRange range(file, 0, file.size());
   std::optional<TorchArchive> archive;
@@ -89,9 +116,10 @@ std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Jso
     return {warning(error)};
   }
   const PickleReader root(archive->root(), path.string());
-  if (!root.value().is(PickleKind::Dict)) return {};
+  if (!root.value().is(PickleKind::Dict)) return {unknown};
   const PickleReader args = root.get("args");
-  if (args.value().is(PickleKind::Object)) compare(args, path.string() + ": args", config);
+  if (!args.value().is(PickleKind::Object)) return {unknown};
+  compare(args, path.string() + ": args", config);
   return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
@@ -33,8 +34,15 @@ std::string newest(const fs::path& run) {
 
 }  // namespace
 
+// Not verl, which writes a tracker of that name beside folders global_step_N.
 bool is_megatron_run(const fs::path& dir) {
-  return is_there(dir / kTracker) || is_there(dir / "weights" / kMetadataOfIteration);
+  if (is_there(dir / "weights" / kMetadataOfIteration)) return true;
+  if (!is_there(dir / kTracker)) return false;
+  std::error_code ignored;
+  return std::ranges::any_of(list_directory(dir, ignored), [](const fs::path& path) {
+    const std::string name = path.filename().string();
+    return name.starts_with("iter_") || name == "release";
+  });
 }
 
 void refuse_megatron_ranks(const fs::path& dir) {

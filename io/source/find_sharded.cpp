@@ -112,7 +112,7 @@ class Search {
       else if (level < kMaxLevels && !is_hidden && !fs::is_symlink(path, error))
         extent.add(scan(path, level + 1));
     }
-    if (is_peft(dir)) {
+    if (is_adapter_directory(dir)) {
       add(dir, "LoRA adapters (PEFT)", "", extent);
     } else if (is_sharded(dir)) {
       const auto below = found_.begin() + static_cast<std::ptrdiff_t>(before);
@@ -197,11 +197,16 @@ class Search {
 
 }  // namespace
 
+bool is_adapter_directory(const fs::path& dir) {
+  return is_peft(dir) && (is_there(dir / "adapter_model.safetensors") ||
+                          is_there(dir / "adapter_model.bin") || !is_sharded(dir));
+}
+
 bool is_foreign(const fs::path& path) { return is_gguf(path) || is_peft(path) || is_sharded(path); }
 
 std::unique_ptr<TensorSource> open_foreign(const fs::path& path) {
   if (is_gguf(path)) return std::make_unique<GgufSource>(path);
-  if (is_peft(path)) return open_peft_tensors(path);
+  if (is_adapter_directory(path)) return open_peft_tensors(path);
   return open_sharded(path);
 }
 

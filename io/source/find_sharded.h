@@ -11,6 +11,9 @@
 
 namespace tessera::io {
 
+/// Whether a directory is of adapters in PEFT's format. A training checkpoint may have an
+/// adapter_config.json beside its own files, and is none.
+bool is_adapter_directory(const fs::path& dir);
 /// Whether a path is what open_foreign() opens.
 bool is_foreign(const fs::path& path);
 /// The tensors of other programs' files, under their names in them: what open_sharded() opens, a

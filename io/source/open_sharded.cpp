@@ -47,7 +47,7 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
   } else if (is_dcp_safetensors(path)) {
     return open_dcp_safetensors(path, shards);
   } else if (is_torch_directory(path)) {
-    source = open_torch_directory(path);
+    source = open_torch_directory(path, moments);
   } else if (is_rank_files(path)) {
     source = open_rank_files(path);
   } else if (is_deepspeed(path)) {

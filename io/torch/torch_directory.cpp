@@ -13,6 +13,7 @@ namespace {
 constexpr const char* kSingle = "pytorch_model.bin";
 // FULL_STATE_DICT of accelerate: whole tensors; of the optimizer, by the names of the weights.
 constexpr const char* kAccelerateFull = "pytorch_model_fsdp.bin";
+constexpr const char* kAccelerateSecondFull = "pytorch_model_fsdp_1.bin";
 constexpr const char* kAccelerateOptimizerFull = "optimizer.bin";
 constexpr const char* kIndex = "pytorch_model.bin.index.json";
 
@@ -53,13 +54,18 @@ std::unique_ptr<ShardedSource> open_torch_file(const fs::path& dir, const std::s
   return open_files(dir, {name}, kind);
 }
 
-std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir) {
+std::unique_ptr<ShardedSource> open_torch_directory(const fs::path& dir, bool moments) {
   constexpr const char* kKind = "Hugging Face model";
   if (is_there(dir / kSingle)) return open_files(dir, {kSingle}, kKind);
   if (!is_there(dir / kIndex)) {
+    require(!is_there(dir / kAccelerateSecondFull), "{} holds several models; give one, such as {}",
+            dir.string(), (dir / kAccelerateFull).string());
     std::vector<std::string> files{kAccelerateFull};
-    if (is_there(dir / kAccelerateOptimizerFull)) files.push_back(kAccelerateOptimizerFull);
-    return open_files(dir, files, "accelerate FSDP (whole state dict)");
+    const bool has_moments = is_there(dir / kAccelerateOptimizerFull);
+    if (has_moments && moments) files.push_back(kAccelerateOptimizerFull);
+    auto source = open_files(dir, files, "checkpoint of accelerate's FSDP");
+    if (has_moments && !moments) source->set_left_out({kAccelerateOptimizerFull});
+    return source;
   }
   const WeightMap map = read_weight_map(dir / kIndex);
   auto source = open_files(dir, map.files, kKind);

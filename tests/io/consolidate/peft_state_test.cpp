@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
+#include "io/source/find_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/safetensors_reader.h"
@@ -62,6 +63,15 @@ TEST_CASE_FIXTURE(Fixture, "an adapter needs its configuration and both halves")
     CHECK_THROWS_HOLDING(InvalidArgument, "has rank 3", run());
     set_config(R"({"peft_type": "LORA", "r": 3, "rank_pattern": {"q_proj": 2}})");
     run();
+  }
+  SUBCASE("trained weights that are not of the adapters") {
+    set_config(R"({"peft_type": "LORA", "r": 2, "bias": "all"})");
+    CHECK_THROWS_HOLDING(Unsupported, "\"bias\": \"all\"", run());
+    set_config(R"({"peft_type": "LORA", "r": 2, "trainable_token_indices": [1]})");
+    CHECK_THROWS_HOLDING(Unsupported, "trainable_token_indices", run());
+    set_config(R"({"peft_type": "LORA", "r": 2, "bias": "none", "trainable_token_indices": null})");
+    run();
+    CHECK(open_foreign(source)->tensors().size() == entries.size());  // the shards, not adapters
   }
   SUBCASE("another method") {
     set_config(R"({"peft_type": "IA3"})");

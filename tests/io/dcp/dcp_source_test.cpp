@@ -82,6 +82,11 @@ TEST_CASE("an unfinished save of accelerate is detected, and several models are 
   fs::copy(dir.path() / "a/pytorch_model_fsdp_0", dir.path() / "a/pytorch_model_fsdp_1");
   CHECK_THROWS_HOLDING(InvalidArgument, "a holds several models; give one, such as",
                        open_sharded(dir.path() / "a", {}));
+  fs::create_directory(dir.path() / "full");
+  for (const char* name : {"full/pytorch_model_fsdp.bin", "full/pytorch_model_fsdp_1.bin"})
+    dir.write(name, "");
+  CHECK_THROWS_HOLDING(InvalidArgument, "full holds several models; give one, such as",
+                       open_sharded(dir.path() / "full", {}));
   fs::remove_all(dir.path() / "a/pytorch_model_fsdp_1");
   fs::remove(dir.path() / "a/optimizer_0/.metadata");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "optimizer_0 has shards, but no .metadata",

@@ -58,6 +58,8 @@ def main():
             (ROOT / name / "latest_checkpointed_iteration.txt").write_text(str(iteration))
     for switch in ("apply_layernorm_1p", "rotary_interleaved"):
         torch.save({"args": argparse.Namespace(**HEADS, **{switch: True})}, ROOT / f"{switch}.pt")
+    vocabulary = dict(padded_vocab_size=80, make_vocab_size_divisible_by=16, tensor_model_parallel_size=2)
+    torch.save({"args": argparse.Namespace(**HEADS, **vocabulary)}, ROOT / "padded_vocab_size.pt")
 
 
 if __name__ == "__main__":

@@ -183,6 +183,24 @@ TEST_CASE("a configuration of another model is refused") {
   }
 }
 
+TEST_CASE("what Megatron's arguments do not tell is said") {
+  const MegatronCopy copy("old-llama");
+  std::vector<std::string> warnings;
+  ConsolidateOptions options;
+  options.warn = [&](const std::string& warning) { warnings.push_back(warning); };
+  fs::remove(copy.path / "common.pt");
+  consolidate(copy.path, copy.out(), options);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("has no arguments of Megatron-LM") != std::string::npos);
+}
+
+TEST_CASE("a run of verl is none of Megatron, although it has a tracker of the same name") {
+  const TempDir dir;
+  write_text(dir.path() / "latest_checkpointed_iteration.txt", "5");
+  fs::create_directories(dir.path() / "global_step_5" / "actor");
+  CHECK_FALSE(is_megatron_run(dir.path()));
+}
+
 TEST_CASE("weights that Hugging Face's model would compute otherwise are refused") {
   const MegatronCopy copy("old-llama");
   const fs::path common = copy.path / "common.pt";
@@ -193,6 +211,9 @@ TEST_CASE("weights that Hugging Face's model would compute otherwise are refused
                          consolidate(copy.path, copy.out()));
     CHECK_THROWS_HOLDING(Unsupported, std::string(argument) + " is true", open_model(copy.path));
   }
+  fs::copy_file(kMegatron / "padded_vocab_size.pt", common, fs::copy_options::overwrite_existing);
+  CHECK_THROWS_HOLDING(InvalidArgument, "has 80 tokens, padded to a multiple of 32",
+                       consolidate(copy.path, copy.out()));
   write_text(common, "no archive");
   std::vector<std::string> warnings;
   ConsolidateOptions options;

@@ -105,7 +105,7 @@ TEST_CASE("a run of Megatron is its iterations, and accelerate's folders are one
   copy_fixture("dcp/fixtures/accelerate", tree.root / "checkpoint-5");
   const auto found = tree.find();
   CHECK(found.size() == 2);
-  CHECK(found.at("checkpoint-5").kind == "accelerate FSDP (PyTorch DCP)");
+  CHECK(found.at("checkpoint-5").kind == "checkpoint of accelerate's FSDP (PyTorch DCP)");
   CHECK(found.at("checkpoint-5").step == 5);
   CHECK(found.at("checkpoint-5").bytes > 10'000);
   const auto& [path, iteration] = *std::prev(found.end());

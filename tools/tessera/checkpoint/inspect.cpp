@@ -242,9 +242,10 @@ void print_foreign(const InspectCommand& options) {
   require(options.step == "latest", "{} is not a tessera checkpoint and has no step {}",
           options.path, options.step);
   require(!options.chunks, "{} is not a tessera checkpoint; leave --chunks out", options.path);
-  const io::ConsolidatePlan plan = io::is_gguf(options.path)   ? plan_of_gguf(options.path)
-                                   : io::is_peft(options.path) ? plan_of_peft(options.path)
-                                                               : plan_of_shards(options.path);
+  const io::ConsolidatePlan plan = io::is_gguf(options.path) ? plan_of_gguf(options.path)
+                                   : io::is_adapter_directory(options.path)
+                                       ? plan_of_peft(options.path)
+                                       : plan_of_shards(options.path);
   fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
                                 : format_plan(plan, detect_console(STDOUT_FILENO), "tensors"));
 }

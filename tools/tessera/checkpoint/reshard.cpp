@@ -16,7 +16,7 @@
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
 #include "io/gguf/header.h"
-#include "io/hf/lora.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 #include "models/language_model.h"
 #include "tools/tessera/command.h"
@@ -79,7 +79,7 @@ void refuse_foreign(const std::string& source) {
       "starts on any number of ranks",
       source);
   require<Unsupported>(
-      !io::is_peft(source),
+      !io::is_adapter_directory(source),
       "{} holds LoRA adapters, which are not sharded; any number of ranks continues them with "
       "`tessera train --model.init_from BASE --lora.init_from {}`",
       source, source);
