@@ -87,6 +87,10 @@ int tessera_consolidate(const char* source, const char* out, const tessera_optio
       consolidate.progress = [&](const io::ConsolidateProgress& at) {
         return progress(user, at.done, at.total) == 0;
       };
+      consolidate.checked = [&](std::int64_t done, std::int64_t total) {
+        if (progress(user, done, total) != 0)
+          throw tessera::capi::Stopped("the check of the seal was stopped");
+      };
     }
     if (warn != nullptr)
       consolidate.warn = [&](const std::string& text) { warn(user, text.c_str()); };

@@ -309,8 +309,11 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   if (!plan.source.checkpoint) {
     const auto most =
         static_cast<int>(std::min<std::int64_t>(options.memory / kLeastJobMemory, 64));
+    // Of a run's step, its folder.
+    const fs::path& sealed =
+        options.step && !plan.source.sources.empty() ? plan.source.sources.back()->path() : source;
     require_seal_intact(
-        source, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
+        sealed, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
   }
   std::optional<ExportParts> parts;
   if (options.part) parts.emplace(out, plan.layout.files, *options.part, prepared.identity);

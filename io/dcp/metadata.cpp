@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -20,6 +23,7 @@ namespace {
 constexpr std::int64_t kLeastBytesPerChunk = 16;
 // Maximum memory for the values of a pickle, by its size. Writers need 1 byte per byte.
 constexpr std::int64_t kBaseMemory = std::int64_t{1} << 20, kMemoryPerByte = 16;
+constexpr std::size_t kMaxKey = 256;  // bytes of an outermost key; longer ones are not used
 // Maximum number of chunks that share a row of dim 0; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
 // Modules of the classes in PyTorch 2; kOld...: in PyTorch 1.13.
@@ -311,6 +315,7 @@ DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source
   DcpMetadata metadata;
   locations.finish(root.at("storage_data"));
   std::int64_t visited = 0;
+  std::set<std::string_view> names;  // in the pickle, which may repeat one
   const PickleReader entries = root.at("state_dict_metadata");
   entries.for_each([&](const PickleValue& key, const PickleValue& value) {
     const std::string name(PickleReader(key, entries.where()).text());
@@ -320,6 +325,8 @@ DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source
         "{}: a name has {} bytes or a NUL; 1 to {} bytes are accepted", source, name.size(),
         kMaxTensorName);
     const PickleReader entry(value, where);
+    require<CorruptCheckpoint>(names.insert(key.text()).second, "{}: duplicate entry {}", source,
+                               name);
     if (entry.is_object("BytesStorageMetadata")) {
       metadata.objects.push_back(name);
       return;
@@ -338,18 +345,19 @@ DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source
     }
     check_boxes(tensor.shape, tensor.chunks, where);
     locations.locate(name, tensor.chunks, where, metadata.files);
-    require<CorruptCheckpoint>(metadata.tensors.emplace(name, std::move(tensor)).second,
-                               "{}: duplicate tensor {}", source, name);
+    metadata.tensors.emplace(name, std::move(tensor));
   });
 
   // Path of keys to each entry in the saved dict of dicts.
   const PickleReader paths = root.get("planner_data");
   if (paths.value().is(PickleKind::Dict)) {
     paths.for_each([&](const PickleValue& key, const PickleValue& path) {
-      if (!key.is(PickleKind::Str) || !path.is(PickleKind::Tuple) || path.items().size() < 2)
+      if (!key.is(PickleKind::Str) || key.text().size() > kMaxTensorName ||
+          !path.is(PickleKind::Tuple) || path.items().size() < 2)
         return;
       const auto tensor = metadata.tensors.find(std::string(key.text()));
-      if (tensor != metadata.tensors.end() && path.items()[0]->is(PickleKind::Str)) {
+      if (tensor != metadata.tensors.end() && path.items()[0]->is(PickleKind::Str) &&
+          path.items()[0]->text().size() <= kMaxKey) {
         tensor->second.top_key = path.items()[0]->text();
       }
     });

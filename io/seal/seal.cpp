@@ -18,6 +18,7 @@
 #include "io/base/open_files.h"
 #include "io/base/parallel.h"
 #include "io/checkpoint/index.h"
+#include "io/source/find_sharded.h"
 
 namespace tessera::io {
 namespace {
@@ -31,7 +32,8 @@ constexpr std::int64_t kMostBlocks = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxSealBlock = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxSeal = std::int64_t{64} << 20;  // bytes of the file
 constexpr std::int64_t kReadStep = std::int64_t{128} << 10;
-constexpr int kMaxSealDepth = 32;  // of subdirectories
+constexpr int kMaxSealDepth = 32;             // of subdirectories
+constexpr int kMaxSealDirectories = 1 << 16;  // visited; links may lead to one several times
 constexpr std::size_t kListedProblems = 3;
 
 // Without a slash at the end, and with a parent.
@@ -56,9 +58,15 @@ struct stat examine(const fs::path& path) {
 }
 
 // Appends the names of the files below `dir`, with `prefix` before each.
-// @param around  device and inode of the directories that contain them
+// @param around   device and inode of the directories that contain them
+// @param visited  number of directories
 void list_below(const fs::path& dir, const std::string& prefix,
-                std::set<std::pair<dev_t, ino_t>>& around, std::vector<std::string>& names) {
+                std::set<std::pair<dev_t, ino_t>>& around, int& visited,
+                std::vector<std::string>& names) {
+  require<Unsupported>(++visited <= kMaxSealDirectories,
+                       "{}: more than {} directories, counting each link to one; seal its "
+                       "subdirectories one by one",
+                       dir.string(), kMaxSealDirectories);
   for (const fs::path& path : list_directory(dir)) {
     const std::string name = path.filename().string();
     if (is_seal_name(name)) continue;
@@ -72,7 +80,7 @@ void list_below(const fs::path& dir, const std::string& prefix,
     require<CorruptCheckpoint>(
         is_new && around.size() <= kMaxSealDepth,
         "{} is a directory that contains itself by a symbolic link, or too deep", path.string());
-    list_below(path, prefix + name + "/", around, names);
+    list_below(path, prefix + name + "/", around, visited, names);
     around.erase(at);
   }
 }
@@ -84,7 +92,8 @@ std::vector<std::string> list_files_of(const fs::path& path, const fs::path& roo
   if (!is_dir(path)) return {below};
   const struct stat status = examine(path);
   std::set<std::pair<dev_t, ino_t>> around{{status.st_dev, status.st_ino}};
-  list_below(path, below.empty() ? "" : below + "/", around, names);
+  int visited = 0;
+  list_below(path, below.empty() ? "" : below + "/", around, visited, names);
   return names;
 }
 
@@ -149,6 +158,23 @@ Seal read_seal(const fs::path& file) {
   Seal seal = parse_seal(read_file(file, kMaxSeal), file.string());
   seal.file = file;
   seal.root = file.parent_path();
+  return seal;
+}
+
+// The seal of a path, or the part of that of the directory around it. @param whole  see whole_path
+std::optional<Seal> seal_at(const fs::path& whole) {
+  std::optional<Seal> seal;
+  if (const fs::path own = seal_path(whole); is_there(own)) {
+    seal = read_seal(own);
+  } else if (const fs::path around = whole.parent_path() / kSealName; is_there(around)) {
+    seal = read_seal(around);
+    const std::string name = whole.filename().string();
+    std::erase_if(seal->files, [&](const auto& entry) {
+      return entry.first != name && !entry.first.starts_with(name + "/");
+    });
+    if (seal->files.empty()) return std::nullopt;
+  }
+  if (seal) seal->target = whole;
   return seal;
 }
 
@@ -246,7 +272,9 @@ Seal write_seal(const fs::path& path, bool overwrite, const SealOptions& options
             "{} exists: `tessera checkpoint verify` compares the files with it, and --overwrite "
             "replaces it if they are intact",
             seal.file.string());
-    const SealReport report = check_seal(path, read_seal(seal.file), options);
+    Seal former = read_seal(seal.file);
+    former.target = whole;
+    const SealReport report = check_seal(former, options);
     require<CorruptCheckpoint>(
         report.problems.empty(),
         "files differ from {}, which is not replaced; if they were changed on purpose, remove it "
@@ -295,20 +323,15 @@ Seal write_seal(const fs::path& path, bool overwrite, const SealOptions& options
 }
 
 std::optional<Seal> find_seal(const fs::path& path) {
-  const fs::path own = seal_path(path);
-  if (is_there(own)) return read_seal(own);
-  const fs::path whole = whole_path(path), around = whole.parent_path() / kSealName;
-  if (!is_there(around)) return std::nullopt;
-  Seal seal = read_seal(around);
-  const std::string name = whole.filename().string();
-  std::erase_if(seal.files, [&](const auto& entry) {
-    return entry.first != name && !entry.first.starts_with(name + "/");
-  });
-  if (seal.files.empty()) return std::nullopt;
-  return seal;
+  std::error_code ignored;
+  const fs::path whole = whole_path(path);
+  for (const fs::path& each :
+       {whole, fs::weakly_canonical(whole, ignored), whole_path(folder_of_run(whole))})
+    if (auto seal = each.empty() ? std::nullopt : seal_at(each)) return seal;
+  return std::nullopt;
 }
 
-SealReport check_seal(const fs::path& path, const Seal& seal, const SealOptions& options) {
+SealReport check_seal(const Seal& seal, const SealOptions& options) {
   SealReport report;
   const auto problem = [&](const std::string& file, const std::string& what, bool unread = false) {
     report.problems.push_back({file, "", 0, 0, what, 0, 0, unread});
@@ -363,7 +386,7 @@ SealReport check_seal(const fs::path& path, const Seal& seal, const SealOptions&
     report.problems.back().byte_begin = first.begin;
     report.problems.back().byte_end = end;
   }
-  for (const std::string& name : list_files_of(whole_path(path), seal.root))
+  for (const std::string& name : list_files_of(seal.target, seal.root))
     if (!seal.files.contains(name)) report.additional.push_back(name);
   return report;
 }
@@ -371,7 +394,7 @@ SealReport check_seal(const fs::path& path, const Seal& seal, const SealOptions&
 void require_seal_intact(const fs::path& path, const SealOptions& options) {
   const auto seal = find_seal(path);
   if (!seal) return;
-  const SealReport report = check_seal(path, *seal, options);
+  const SealReport report = check_seal(*seal, options);
   require<CorruptCheckpoint>(report.problems.empty(), "files differ from {}:{}",
                              seal->file.string(), list_problems(report.problems));
 }

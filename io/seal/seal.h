@@ -22,6 +22,7 @@ struct Seal {
   };
   fs::path file;                       ///< tessera.seal.json or NAME.seal.json
   fs::path root;                       ///< directory that names are relative to
+  fs::path target;                     ///< what was found to be sealed: a file or directory
   std::string created;                 ///< "2026-01-31T12:00:00Z"
   std::int64_t block = 0;              ///< bytes
   std::map<std::string, Entry> files;  ///< by name: "model.safetensors", "tokenizer/vocab.json"
@@ -52,7 +53,8 @@ fs::path seal_path(const fs::path& path);
 Seal write_seal(const fs::path& path, bool overwrite, const SealOptions& options = {});
 
 /// Reads the seal of a path: its own or, if it has none, its part of the seal of the directory that
-/// contains it. @return empty if there is neither
+/// contains it; else that of the file or directory that a link leads to, or of the folder of a run
+/// that would be read. @return empty if there is none
 /// @throws CorruptCheckpoint if the seal is damaged; IoError
 std::optional<Seal> find_seal(const fs::path& path);
 
@@ -64,8 +66,8 @@ struct SealReport {
 };
 
 /// Reads all files of the seal of a path, and continues after a problem.
-/// @param path  as for find_seal
-SealReport check_seal(const fs::path& path, const Seal& seal, const SealOptions& options = {});
+/// @param seal  of find_seal
+SealReport check_seal(const Seal& seal, const SealOptions& options = {});
 
 /// Checks the seal of a path, if it has one. @throws CorruptCheckpoint naming files and bytes;
 /// IoError

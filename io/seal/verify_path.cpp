@@ -104,7 +104,7 @@ PathReport examine_foreign(const fs::path& path, const VerifyOptions& options) {
     if (seal) {
       report.sealed = seal->created;
       SealReport sealed =
-          check_seal(path, *seal, {.threads = options.threads, .progress = options.progress});
+          check_seal(*seal, {.threads = options.threads, .progress = options.progress});
       report.verify.problems = std::move(sealed.problems);
       report.verify.bytes = sealed.bytes;
       report.additional = std::move(sealed.additional);

@@ -210,6 +210,18 @@ std::unique_ptr<TensorSource> open_foreign(const fs::path& path) {
   return open_sharded(path);
 }
 
+fs::path folder_of_run(const fs::path& path) {
+  try {
+    if (is_megatron_run(path)) return find_megatron(path);
+    if (is_deepspeed(path)) {
+      const DeepSpeedFiles files = find_deepspeed(path);
+      return (files.run / files.models.front()).parent_path();
+    }
+  } catch (const Error&) {  // which open_foreign() throws, too
+  }
+  return path;
+}
+
 std::vector<FoundCheckpoint> find_sharded(const fs::path& path) { return Search(path).run(); }
 
 }  // namespace tessera::io

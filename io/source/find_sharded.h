@@ -20,6 +20,10 @@ bool is_foreign(const fs::path& path);
 /// GGUF file, or adapters in PEFT's format. @throws as the open functions of each form
 std::unique_ptr<TensorSource> open_foreign(const fs::path& path);
 
+/// The folder of a run that open_foreign() reads: Megatron's newest iteration, or the one that
+/// DeepSpeed's `latest` names; else the path.
+fs::path folder_of_run(const fs::path& path);
+
 /// A checkpoint or model of another program.
 struct FoundCheckpoint {
   fs::path path;     ///< directory or file

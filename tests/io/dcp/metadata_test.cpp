@@ -164,7 +164,7 @@ TEST_CASE("each kind of malformed metadata has its own error") {
   refuse("expected an object of TensorStorageMetadata, found None", [](Parts& p) {
     p.more_entries = {{text("x"), "N"}};
   });
-  refuse("duplicate tensor w", [](Parts& p) {
+  refuse("duplicate entry w", [](Parts& p) {
     const std::string whole = p.str();  // the value without its dict
     const std::size_t begin = whole.find(global(kModule, "TensorStorageMetadata"));
     const std::size_t end = whole.find(text("storage_data")) - 1;

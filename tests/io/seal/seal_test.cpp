@@ -32,7 +32,7 @@ struct Sealed {
     write_text(model / "tokenizer/vocab.json", "{}");
   }
   std::vector<VerifyProblem> problems() const {
-    return check_seal(model, *find_seal(model), {.threads = 2}).problems;
+    return check_seal(*find_seal(model), {.threads = 2}).problems;
   }
 };
 
@@ -101,7 +101,7 @@ TEST_CASE("missing, resized and additional files are named") {
   write_text(sealed.model / "README.md", "new");
   fs::remove(sealed.model / "tokenizer/vocab.json");
   fs::resize_file(sealed.model / "config.json", 5);
-  const SealReport report = check_seal(sealed.model, *find_seal(sealed.model));
+  const SealReport report = check_seal(*find_seal(sealed.model));
   CHECK(report.additional == std::vector<std::string>{"README.md"});
   REQUIRE(report.problems.size() == 2);
   CHECK(report.problems[0].str().starts_with("config.json: has 5 bytes, and had "));
@@ -122,7 +122,7 @@ TEST_CASE("a seal is replaced only on request, and only if its files are intact"
   flip_bit(sealed.model / "config.json", 3);
   write_text(sealed.model / "README.md", "new");
   CHECK(write_seal(sealed.model, true).files.contains("README.md"));
-  CHECK(check_seal(sealed.model, *find_seal(sealed.model)).additional.empty());
+  CHECK(check_seal(*find_seal(sealed.model)).additional.empty());
 }
 
 TEST_CASE("damage is located in one of several blocks") {
@@ -136,13 +136,51 @@ TEST_CASE("damage is located in one of several blocks") {
   flip_bit(file, 5);
   flip_bit(file, 2 * kBlock);
   flip_bit(file, -1);
-  const SealReport report = check_seal(file, *find_seal(file), {.threads = 2});
+  const SealReport report = check_seal(*find_seal(file), {.threads = 2});
   REQUIRE(report.problems.size() == 2);  // neighbours are one range
   CHECK(report.problems[0].byte_begin == 0);
   CHECK(report.problems[0].byte_end == kBlock);
   CHECK(report.problems[1].byte_begin == 2 * kBlock);
   CHECK(report.problems[1].byte_end == 3 * kBlock + 17);
   CHECK(report.additional.empty());
+}
+
+TEST_CASE("a seal is found through a link to its file, and by the run that contains its folder") {
+  const TempDir dir;
+  write_text(dir.path() / "epoch=3.ckpt", "weights");
+  write_seal(dir.path() / "epoch=3.ckpt", false);
+  fs::create_symlink("epoch=3.ckpt", dir.path() / "last.ckpt");
+  const fs::path run = dir.path() / "run";
+  fs::copy(test::source_path("tests/io/megatron/fixtures/gpt2"), run, fs::copy_options::recursive);
+  write_seal(run / "iter_0000004", false);
+  for (const fs::path& path : {dir.path() / "last.ckpt", run}) {
+    const auto seal = find_seal(path);
+    REQUIRE(seal);
+    const SealReport report = check_seal(*seal);
+    CHECK(report.problems.empty());
+    CHECK(report.additional.empty());
+  }
+  flip_bit(dir.path() / "epoch=3.ckpt", 0);
+  flip_bit(run / "iter_0000004/__0_0.distcp", -1);
+  CHECK_THROWS_AS(require_seal_intact(dir.path() / "last.ckpt"), CorruptCheckpoint);
+  CHECK_THROWS_AS(consolidate(run, dir.path() / "out"), CorruptCheckpoint);
+  ConsolidateOptions options;
+  options.step = 4;
+  CHECK_THROWS_AS(consolidate(run, dir.path() / "out", options), CorruptCheckpoint);
+}
+
+TEST_CASE("directories that links multiply are refused, not walked for ever") {
+  const TempDir dir;
+  fs::path at = dir.path() / "0";
+  for (int i = 0; i < 24; ++i) {
+    fs::create_directory(at);
+    const fs::path next = dir.path() / std::to_string(i + 1);
+    for (const char* link : {"a", "b"}) fs::create_directory_symlink(next, at / link);
+    at = next;
+  }
+  fs::create_directory(at);
+  CHECK_THROWS_HOLDING(Unsupported, "more than 65536 directories",
+                       write_seal(dir.path() / "0", false));
 }
 
 TEST_CASE("links are followed, and the seal of a directory is that of what it contains") {
