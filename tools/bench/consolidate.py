@@ -12,7 +12,7 @@ Makes a checkpoint with float32 weights of --size, and each of --sources from th
     dcp       dcp_to_torch_save, of a PyTorch Distributed Checkpoint
     hf        torch's consolidate_safetensors_files with 1 and 8 threads, of HuggingFaceStorageWriter's shards
     verl      python -m verl.model_merger, of a file per rank
-    deepspeed zero_to_fp32 to safetensors, of ZeRO-3 (whose source has AdamW's moments, too)
+    deepspeed zero_to_fp32, of ZeRO-3 (whose source has AdamW's moments, too)
 
 cold: before each run, syncs and drops the source from the page cache (posix_fadvise). warm: reads the source before each run.
 Others need a Python with torch, transformers, verl and deepspeed (--python). Peak memory is the resident set of the process.

@@ -5,7 +5,7 @@
                                                      (torch's HuggingFaceStorageWriter), verl or deepspeed (ZeRO-3, with AdamW's state)
   consolidate_torch.py merge LAYOUT DIR OUT          makes a whole model of them, with the layout's own program
 """
-import json, os, pathlib, shutil, struct, subprocess, sys
+import json, os, pathlib, struct, subprocess, sys
 
 import torch
 
@@ -35,7 +35,7 @@ def sharded(path, rank, world):
     """The state dict of a rank, with DTensors like FSDP2's."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
     state = {}
     for name, whole in tensors(path):
         parts = whole.chunk(world, dim=0)
@@ -81,12 +81,14 @@ def save_rank(rank, layout, model, folder, world, port):
 
 def make(layout, model, folder, world):
     torch.multiprocessing.spawn(save_rank, (layout, model, folder, int(world), free_port()), nprocs=int(world))
-    config = pathlib.Path(folder)
+    target = pathlib.Path(folder)
+    config = json.loads(pathlib.Path(model, "config.json").read_text())
     if layout == "verl":
-        (config / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": int(world)}))
-        config = config / "huggingface"
-        config.mkdir()
-    shutil.copy(f"{model}/config.json", config)
+        (target / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": int(world)}))
+        target = target / "huggingface"
+        target.mkdir()
+        config["architectures"] = ["GPT2ForCausalLM"]  # its merger knows the kind of a model by the end of this name
+    (target / "config.json").write_text(json.dumps(config))
 
 
 def merge(layout, folder, out):
@@ -100,7 +102,7 @@ def merge(layout, folder, out):
         consolidate_safetensors_files(folder, out, fqn_to_index_mapping=names, num_threads=int(layout[2:]))
     elif layout == "deepspeed":
         from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
-        convert_zero_checkpoint_to_fp32_state_dict(folder, out, safe_serialization=True)
+        convert_zero_checkpoint_to_fp32_state_dict(folder, out)
     else:
         sys.exit(subprocess.call([sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", folder,
                                   "--target_dir", out]))
