@@ -18,7 +18,7 @@ struct FileRecord {
 
 /// Directory of an unfinished export to `out`: `<out>.tmp`.
 fs::path attempt_path(const fs::path& out);
-/// Its journal: `<out>.tmp.journal`.
+/// Journal of the attempt at `out`: `<out>.tmp.journal`.
 fs::path journal_path(const fs::path& out);
 
 /// Whether `<out>.tmp` is an attempt of this identity, by its journal.

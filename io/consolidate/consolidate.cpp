@@ -309,7 +309,7 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   if (!plan.source.checkpoint) {
     const auto most =
         static_cast<int>(std::min<std::int64_t>(options.memory / kLeastJobMemory, 64));
-    // Of a run's step, its folder.
+    // With --step: the folder of that step, which may have a seal of its own.
     const fs::path& sealed =
         options.step && !plan.source.sources.empty() ? plan.source.sources.back()->path() : source;
     require_seal_intact(

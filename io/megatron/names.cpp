@@ -177,7 +177,7 @@ std::pair<std::string, std::string_view> moment_of(std::string_view name) {
   return {std::string(rest.substr(0, dot)), rest.substr(dot + 1)};
 }
 
-// What is before the names of the weights: "", "module.".
+// Prefix of the names of all weights, such as "module."; may be empty.
 std::optional<std::string> find_prefix(const ShardedSource& source) {
   const std::string norm = std::string(kFinalNorm) + "weight";
   for (const TensorInfo& info : source.tensors()) {

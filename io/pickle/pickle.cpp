@@ -73,7 +73,7 @@ enum Opcode : std::uint8_t {
   kFrame = 0x95,
 };
 
-/// What follows an opcode.
+/// Layout of an opcode's argument.
 struct Form {
   bool is_known = false;
   std::uint8_t width = 0;  // bytes of the argument, an unsigned integer

@@ -31,8 +31,8 @@ struct TensorDifference {
   double max_relative = 0;       ///< largest |a - b| / max(|a|, |b|)
   std::int64_t max_element = 0;  ///< first element where |a - b| is max_absolute
   double a = 0, b = 0;           ///< values of element max_element
-  /// Of Dtype: elements of the narrower floating-point dtype that are not the other's, rounded to
-  /// it. All elements if neither dtype is narrower.
+  /// Number of elements of different dtypes that differ even after the wider floating-point dtype
+  /// is rounded to the narrower one. All elements if neither is narrower.
   std::int64_t unrounded = 0;
 
   /// Whether the values of one dtype are those of the other, rounded.

@@ -10,7 +10,7 @@
 
 namespace tessera::io {
 
-/// What the verification of any checkpoint or model found.
+/// Result of verifying a checkpoint or model of any format.
 struct PathReport {
   fs::path path;  ///< of a run, its checkpoint
   VerifyReport verify;

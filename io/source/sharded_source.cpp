@@ -34,7 +34,7 @@ std::string item_name(const std::string& of, const Shape& item) {
   return name;
 }
 
-/// What a block has of what is stored.
+/// Cuts a block's part out of a stored tensor.
 TorchTensor part_of(const TorchTensor& stored, const StoredBlock& block) {
   const int lead = block.lead.shape.size();
   TorchTensor part = stored;

@@ -74,7 +74,7 @@ class ShardedSource final : public TensorSource {
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const std::string& kind() const { return kind_; }
-  /// What was opened, for messages: path(), or the file of a source of one file.
+  /// Path for messages: path(), or the file of a source of one file.
   const std::string& where() const { return where_; }
   /// Directory of the model's config.json and tokenizer, if it has them; path() by default.
   const fs::path& config_dir() const { return config_dir_; }
@@ -111,7 +111,7 @@ class ShardedSource final : public TensorSource {
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
   File open_file(const std::string& name) const override { return open_files_.open(name); }
-  /// Of a made tensor, with that which it is made of.
+  /// Name of a tensor and, if make() made it, of the tensor with its elements.
   std::string title(const std::string& name) const override;
 
  private:

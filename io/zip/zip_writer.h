@@ -36,7 +36,7 @@ class ZipWriter {
 
   /// Offset in the file behind what was added.
   std::int64_t end() const { return end_; }
-  /// Of the reserved entries, in order; complete after finish().
+  /// Places of the reserved entries, in order; complete after finish().
   const std::vector<ZipData>& data() const { return data_; }
   /// Headers and contents, in file order; the other bytes between them and data are zeros.
   std::vector<Literal> take_literals() { return std::move(literals_); }
