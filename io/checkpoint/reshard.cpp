@@ -48,9 +48,9 @@ std::string host_name() {
 
 class Reshard {
  public:
-  Reshard(const CheckpointReader& source, const fs::path& dir, const ReshardOptions& options)
+  Reshard(const ReshardSource& source, const fs::path& dir, const ReshardOptions& options)
       : source_(source),
-        index_(source.index()),
+        index_(source.index),
         dir_(dir),
         options_(options),
         prefix_(fmt::format("{}.reshard-{}-", checkpoint_name(index_.step), host_name())),
@@ -67,11 +67,11 @@ class Reshard {
             options_.memory, kLeastJobMemory);
     require(options_.overwrite || !is_there(target_),
             "{} exists; choose another directory, or use --overwrite", target_.string());
-    const fs::path from = fs::weakly_canonical(fs::absolute(source_.path())),
+    const fs::path from = fs::weakly_canonical(fs::absolute(source_.path)),
                    to = fs::weakly_canonical(fs::absolute(dir_));
     require(std::mismatch(from.begin(), from.end(), to.begin(), to.end()).first != from.end(),
             "{} is inside the source {}; choose another directory", dir_.string(),
-            source_.path().string());
+            source_.path.string());
     plan();
     chunk_bytes_ = chunk_bytes_of(total_, options_.chunk_bytes);
     require_space(target_, total_);
@@ -82,8 +82,7 @@ class Reshard {
       fs::create_directory(attempt_, error);
       require<IoError>(!error, "cannot make {}: {}", attempt_.string(), error.message());
       sync_directory(dir_);
-      // Detects errors of the last steps before the long copy.
-      if (index_.trainer) trainer_json_ = source_.trainer_json();
+      // Detects an error of the last step before the long copy.
       if (is_there(target_)) require_exchange(attempt_, target_);
       copy();
       write_index();
@@ -116,7 +115,7 @@ class Reshard {
             const DType dtype = tensor->second.dtype;
             specs.push_back({fmt::format("{}/{}", section.name(), name), dtype,
                              Shape{range.end - range.begin}});
-            parts.push_back({&source_.source(section), name, range.begin, range.end, dtype});
+            parts.push_back({source_.tensors.at(section), name, range.begin, range.end, dtype});
           }
         }
       }
@@ -183,7 +182,7 @@ class Reshard {
       }
     }
     if (index.trainer) {
-      write_file_atomically(attempt_ / index.trainer->file, trainer_json_);
+      write_file_atomically(attempt_ / index.trainer->file, source_.trainer_json);
     }
     const std::string text = format_index(index);
     require<IoError>(static_cast<std::int64_t>(text.size()) <= kMaxIndexBytes,
@@ -194,14 +193,16 @@ class Reshard {
   }
 
   Section section_of(const OutputPart& part) const {
-    return *std::ranges::find_if(
-        sections_, [&](const Section& section) { return &source_.source(section) == part.source; });
+    return *std::ranges::find_if(sections_, [&](const Section& section) {
+      return source_.tensors.at(section) == part.source;
+    });
   }
 
   // Checks that the checksum of each tensor is the same from its old and from its new chunks.
   void check_result(const CheckpointIndex& result) const {
     for (const Section& section : sections_) {
       for (const auto& [name, tensor] : *index_.tensors(section)) {
+        if (tensor.chunks.empty()) continue;
         const auto before = tensor_checksum(tensor);
         require<InternalError>(
             !before || before == tensor_checksum(result.tensors(section)->at(name)),
@@ -227,7 +228,7 @@ class Reshard {
     }
   }
 
-  const CheckpointReader& source_;
+  const ReshardSource& source_;
   const CheckpointIndex& index_;
   const fs::path dir_;
   const ReshardOptions& options_;
@@ -237,11 +238,34 @@ class Reshard {
   std::vector<OutputFile> outputs_;  // by rank
   std::int64_t total_ = 0;
   std::int64_t chunk_bytes_ = 0;
-  std::string trainer_json_;
   bool renamed_ = false;
 };
 
 }  // namespace
+
+ReshardSource::ReshardSource(const CheckpointReader& reader)
+    : path(reader.path()),
+      index(reader.index()),
+      trainer_json(reader.index().trainer ? reader.trainer_json() : "") {
+  for (const Section& section : index.tensor_sections()) tensors[section] = &reader.source(section);
+}
+
+ReshardSource::ReshardSource(fs::path path, std::string model_config, std::int64_t step,
+                             const std::map<Section, const TensorSource*>& tensors)
+    : path(std::move(path)), tensors(tensors) {
+  index.step = step;
+  index.run_id = "import";
+  index.model_config = std::move(model_config);
+  for (const auto& [section, source] : tensors) {
+    if (section.is_model())
+      index.model.emplace();
+    else if (!index.optimizer)
+      index.optimizer.emplace().step = step;
+    TensorMap& map = section.is_model() ? *index.model : index.optimizer->state[section.state];
+    for (const TensorInfo& info : source->tensors())
+      map[info.name] = TensorRecord{info.dtype, info.shape, {}};
+  }
+}
 
 std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_size,
                                        const std::vector<TensorInfo>& order) {
@@ -268,7 +292,7 @@ std::vector<ShardLayout> shard_layouts(const CheckpointIndex& index, int world_s
   return layouts;
 }
 
-ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path& checkpoints_dir,
+ReshardReport reshard_checkpoint(const ReshardSource& source, const fs::path& checkpoints_dir,
                                  const ReshardOptions& options) {
   return Reshard(source, checkpoints_dir, options).run();
 }

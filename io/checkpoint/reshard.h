@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,20 @@
 #include "io/checkpoint/reader.h"
 
 namespace tessera::io {
+
+/// A training state to reshard.
+struct ReshardSource {
+  // NOLINTNEXTLINE(google-explicit-constructor): a checkpoint of tessera is one
+  ReshardSource(const CheckpointReader& reader);
+  /// @param tensors  by section; outlive this
+  ReshardSource(fs::path path, std::string model_config, std::int64_t step,
+                const std::map<Section, const TensorSource*>& tensors);
+
+  fs::path path;
+  CheckpointIndex index;  ///< tensors without chunks if it is no checkpoint of tessera
+  std::map<Section, const TensorSource*> tensors;
+  std::string trainer_json;  ///< empty without a trainer section
+};
 
 struct ReshardOptions {
   int world_size = 1;                             ///< ranks of the new checkpoint
@@ -29,8 +44,8 @@ struct ReshardReport {
   std::string digest;  ///< CheckpointReader::digest(); empty without a model section
 };
 
-/// Writes a checkpoint as a run of another world size would have saved it. Keeps step, run id and
-/// trainer section.
+/// Writes a checkpoint as a run of a world size would have saved it. Keeps step, run id and trainer
+/// section.
 ///
 /// Reads each byte once and verifies it. Removes attempts of ended processes first. Writes and
 /// syncs `step-N.reshard-<host>-<pid>.tmp`, then commits by renaming it, or by swapping it with the
@@ -40,7 +55,7 @@ struct ReshardReport {
 /// @throws InvalidArgument if a checkpoint of this step exists and overwrite is not set, or on
 ///         invalid options; IoError; CorruptCheckpoint naming file, tensor and elements. After an
 ///         error the attempt is removed, and no checkpoint has changed.
-ReshardReport reshard_checkpoint(const CheckpointReader& source, const fs::path& checkpoints_dir,
+ReshardReport reshard_checkpoint(const ReshardSource& source, const fs::path& checkpoints_dir,
                                  const ReshardOptions& options);
 
 /// Sharding units (by block) of a run that trains the tensors of this index: blocks, and the modules

@@ -382,21 +382,6 @@ class ShardedExport {
         match.comparison.str(kListed), advice);
   }
 
-  // The names that optimizer state may have, if no model is known: those of the weights.
-  ModelNames names_of_weights() const {
-    ModelNames model;
-    std::optional<std::string> first;  // part of all names
-    for (const TensorName& name : names_) {
-      if (name.role != TensorRole::Weight) continue;
-      model.tensors.push_back({name.name, {}, name.name, {}});
-      const std::string part = name.name.substr(0, name.name.find('.') + 1);
-      if (!first) first = part;
-      if (*first != part) first = "";
-    }
-    model.base = first.value_or("");
-    return model;
-  }
-
   // Gives a tensor of state the names of its weight.
   void add_state_of(std::size_t i, const std::vector<Exported>& weights, const NameLayout& layout) {
     for (const auto& [weight, tensor] : weights) {
@@ -438,7 +423,7 @@ class ShardedExport {
 
   // State under other names than the weights, or without them.
   void add_other_state(bool has_weights) {
-    const ModelNames model = model_ ? *model_ : names_of_weights();
+    const ModelNames model = model_ ? *model_ : names_of_weights(source_, names_);
     std::set<std::string> inner;
     for (const TensorName& name : names_)
       if (!name.kind.empty()) inner.insert(name.name);

@@ -6,19 +6,41 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "io/megatron/arguments.h"
+#include "io/megatron/names.h"
 #include "io/source/load_policy.h"
 
 namespace tessera::io {
 
-FamilySource::FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource> source,
-                           Json config, LoadPolicy policy)
+ForeignModel read_foreign_model(ShardedSource& source, const fs::path& config_file) {
+  ForeignModel model;
+  model.config = read_hf_config(config_file);
+  const HfFamily& family = *find_hf_family(model.config.at("arch").get<std::string>());
+  model.names = names_of_family(family, model.config, Json(), config_file.string());
+  model.tensors = family.tensors(model.config);
+  if (is_megatron(source)) {
+    model.warnings = check_megatron_arguments(source.path(), model.config);
+    use_hugging_face_names(source, model.names, model.config);
+  }
+  return model;
+}
+
+ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names) {
+  ForeignModel model;
+  model.config = Json::object();
+  model.names = names_of_weights(source, names);
+  for (const ModelTensor& tensor : model.names.tensors)
+    model.tensors.push_back({{tensor.name, tensor.shape}, {{tensor.name}}});
+  return model;
+}
+
+FamilySource::FamilySource(const ForeignModel& model, std::shared_ptr<ShardedSource> source,
+                           const std::vector<TensorName>& names, LoadPolicy policy)
     : source_(std::move(source)),
       experts_(*source_),
-      config_(std::make_shared<const Json>(std::move(config))) {
+      config_(std::make_shared<const Json>(model.config)) {
   const std::string where = source_->path().string();
-  const std::vector<TensorName> names = name_all(*source_, {});
-  const ModelNames model = names_of_family(family, *config_, Json(), where);
-  const ModelMatch match = match_model(model, *source_, names, true);
+  const ModelMatch match = match_model(model.names, *source_, names, true);
   require(match.layout.others.empty(),
           "{} holds several models, in '{}' and '{}'; write one of them with `tessera consolidate "
           "--select`, and use that",
@@ -39,13 +61,13 @@ FamilySource::FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource
             problems);
   }
   std::size_t at = 0;
-  for (const HfTensor& tensor : family.tensors(*config_)) {
+  for (const HfTensor& tensor : model.tensors) {
     std::vector<TensorPlace> parts;
     const std::size_t end = at + tensor.parts.size();
     for (std::size_t i = at; i < end; ++i) {
       if (!match.found[i]) continue;
-      parts.push_back(place_of(model.tensors[i], source_->tensors()[*match.found[i]], match.layout,
-                               *source_, experts_));
+      parts.push_back(place_of(model.names.tensors[i], source_->tensors()[*match.found[i]],
+                               match.layout, *source_, experts_));
     }
     if (parts.size() == tensor.parts.size() && add(tensor.info, parts))
       for (std::size_t i = at; i < end; ++i) left.erase(*match.found[i]);

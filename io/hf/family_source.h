@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -13,17 +14,32 @@
 
 namespace tessera::io {
 
-/// A known family's weights in a sharded source, under tessera's names.
+/// A model whose weights are in another program's checkpoint.
+struct ForeignModel {
+  Json config;                    ///< tessera's "model" section
+  ModelNames names;               ///< at Hugging Face
+  std::vector<HfTensor> tensors;  ///< those of tessera, made of `names` in the same order
+  std::vector<std::string> warnings;
+};
+/// A model of a family that tessera knows. Gives Megatron's tensors in the source the names of
+/// Hugging Face.
+/// @throws as read_hf_config, and InvalidArgument on arguments of Megatron that differ from it
+ForeignModel read_foreign_model(ShardedSource& source, const fs::path& config_file);
+/// An unknown model, which has the weights of the source under their names.
+/// @param names  from name_all()
+ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names);
+
+/// Weights in a sharded source, or their moments of one kind, under tessera's names.
 class FamilySource : public ModelSource {
  public:
   /// Finds names as match_model does, behind any prefix.
-  /// @param config  tessera's "model" section
-  /// @param policy  other than Exact: the weights may differ from those of the configuration
-  /// @throws InvalidArgument listing all weights that do not match the configuration, or if two
-  ///         would get one name, or if there are several models; Unsupported on a weight of a dtype
-  ///         that tessera lacks, or parts of different dtypes
-  FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource> source, Json config,
-               LoadPolicy policy = LoadPolicy::Exact);
+  /// @param names   of the source's tensors, from name_all(); those with the role Weight are taken
+  /// @param policy  other than Exact: the weights may differ from those of the model
+  /// @throws InvalidArgument listing all weights that do not match the model, or if two would get one
+  ///         name, or if there are several models; Unsupported on a weight of a dtype that tessera
+  ///         lacks, or parts of different dtypes
+  FamilySource(const ForeignModel& model, std::shared_ptr<ShardedSource> source,
+               const std::vector<TensorName>& names, LoadPolicy policy = LoadPolicy::Exact);
 
   const Json& config() const override { return *config_; }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
@@ -36,7 +52,7 @@ class FamilySource : public ModelSource {
  private:
   // @return whether all parts are there and fit together
   bool add(const TensorInfo& weight, const std::vector<TensorPlace>& parts);
-  std::unique_ptr<ShardedSource> source_;
+  std::shared_ptr<ShardedSource> source_;
   PartsSource experts_;  // parts of tensors that stack experts
   std::shared_ptr<const Json> config_;
   std::map<std::string, std::vector<TensorPlace>> parts_;  // by tessera's name

@@ -294,6 +294,25 @@ TensorPlace place_of(const ModelTensor& tensor, const TensorInfo& stored, const 
   return {&parts, std::move(part)};
 }
 
+ModelNames names_of_weights(const ShardedSource& source, const std::vector<TensorName>& names) {
+  ModelNames model;
+  model.of = source.where();
+  std::optional<std::string> first;  // part of all names
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i].role != TensorRole::Weight) continue;
+    const std::string& name = names[i].name;
+    const std::size_t readable = source.tensors().size();
+    const Shape& shape =
+        i < readable ? source.tensors()[i].shape : source.unreadable()[i - readable].shape;
+    model.tensors.push_back({name, shape, name, shape});
+    const std::string part = name.substr(0, name.find('.') + 1);
+    if (!first) first = part;
+    if (*first != part) first = "";
+  }
+  model.base = first.value_or("");
+  return model;
+}
+
 std::vector<TensorName> name_all(const ShardedSource& source, const NameRules& rules) {
   std::vector<KeyedName> keyed;
   for (std::size_t i = 0; i < source.tensors().size(); ++i)

@@ -43,6 +43,10 @@ ModelNames names_of_family(const HfFamily& family, const Json& model, const Json
 /// The tensors in a Hugging Face directory. @throws InvalidArgument if it is none; as open_sharded
 ModelNames names_in_directory(const fs::path& dir);
 
+/// Takes the weights of a checkpoint as those of its model, whose base is the part before the first dot
+/// if all names have the same. @param names  from name_all()
+ModelNames names_of_weights(const ShardedSource& source, const std::vector<TensorName>& names);
+
 /// Form in which a checkpoint has the names of a model.
 struct NameLayout {
   bool is_held = false;     ///< names of a running model

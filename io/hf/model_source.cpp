@@ -9,8 +9,6 @@
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
-#include "io/megatron/arguments.h"
-#include "io/megatron/names.h"
 #include "io/source/open_sharded.h"
 #include "io/torch/rank_files.h"
 
@@ -149,14 +147,9 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
           "Hugging Face model to {}, or `tessera consolidate` it with --config",
           path.string(), source->kind(), config.string());
-  Json section = read_hf_config(config);
-  const HfFamily& family = *find_hf_family(section.at("arch").get<std::string>());
-  if (is_megatron(*source)) {
-    check_megatron_arguments(source->path(), section);
-    use_hugging_face_names(*source, names_of_family(family, section, Json(), config.string()),
-                           section);
-  }
-  return std::make_unique<FamilySource>(family, std::move(source), std::move(section), policy);
+  const ForeignModel model = read_foreign_model(*source, config);
+  const std::vector<TensorName> names = name_all(*source, {});
+  return std::make_unique<FamilySource>(model, std::move(source), names, policy);
 }
 
 }  // namespace

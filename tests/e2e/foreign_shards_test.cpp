@@ -80,6 +80,7 @@ TEST_CASE("a seal makes damage of files without checksums visible to every comma
   CHECK_FALSE(fs::exists(out));
   CHECK(holds(run_to(3, {"checkpoint", "diff", model, model}).err, "model.safetensors: bytes 0"));
   CHECK(holds(run_to(3, {"checkpoint", "seal", model, "--overwrite"}).err, "is not replaced"));
+  run_to(3, {"checkpoint", "reshard", model, out, "--world", "2"});
   flip(model + "/model.safetensors", -3);
   std::ofstream(model + "/README.md") << "new";
   const auto more = run_to(0, {"checkpoint", "verify", model});
@@ -113,8 +114,39 @@ TEST_CASE("a training checkpoint is compared with its export") {
   CHECK(json["differences"][0]["rounded"] == true);
   const auto other = run_to(1, {"checkpoint", "diff", fixture("lightning"), model});
   CHECK(holds(other.out, "no tensor has the same name in A and B"));
-  CHECK(holds(run_to(2, {"checkpoint", "reshard", model, dir.file("o"), "--world", "2"}).err,
-              "tessera train --model.init_from " + model));
+}
+
+TEST_CASE("other programs' shards are written as those of a run") {
+  const TempDir dir;
+  struct Case {
+    const char *source, *step, *what;
+  };
+  for (const auto& [source, step, what] :
+       {Case{"dcp/fixtures/fsdp-gpt2", "step-00000000", "model"},
+        Case{"dcp/fixtures/experts", "step-00000001", "model"},
+        Case{"dcp/fixtures/lightning", "step-00000001", "all"},
+        Case{"dcp/fixtures/fsdp-wrapped", "step-00000001", "all"},
+        Case{"dcp/fixtures/mixed", "step-00000000", "model"},
+        Case{"deepspeed/fixtures/zero3-gpt2", "step-00000002", "all"},
+        Case{"megatron/fixtures/llama", "step-00000000", "model"},
+        Case{"megatron/fixtures/qwen3-moe", "step-00000000", "model"},
+        Case{"torch/fixtures/fsdp2", "step-00000000", "model"}}) {
+    CAPTURE(source);
+    const std::string path = source_path("tests/io/" + std::string(source));
+    const std::string out = dir.file(fs::path(source).filename().string());
+    const Json report = json_of({"checkpoint", "reshard", path, out, "--world", "3", "--json"});
+    CHECK(report["path"] == out + "/" + step);
+    CHECK(report["world_size"] == 3);
+    run_to(0, {"checkpoint", "verify", out});
+    // Both in one format, so that moments are compared, too.
+    for (const auto& [from, to] : {std::pair(out, out + "-a"), std::pair(path, out + "-b")})
+      run_to(0, {"consolidate", from, to, "--format", "dcp", "--what", what});
+    run_to(0, {"checkpoint", "diff", out + "-a", out + "-b", "--what", what});
+  }
+  const std::string model = dir.file("model");
+  run_to(0, {"consolidate", fixture("fsdp-gpt2"), model});
+  run_to(0, {"checkpoint", "reshard", model, dir.file("whole"), "--world", "2"});
+  CHECK(holds(run_to(0, {"checkpoint", "diff", dir.file("whole"), model}).out, "equal: "));
 }
 
 TEST_CASE("checkpoints of other programs are listed and inspected") {

@@ -7,21 +7,29 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
 #include "io/gguf/header.h"
+#include "io/hf/training_source.h"
+#include "io/megatron/files.h"
+#include "io/seal/seal.h"
 #include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 #include "models/language_model.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/consolidate/names.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
 #include "tools/tessera/train/checkpoints.h"
 #include "train/load_state.h"
 #include "train/run_lock.h"
@@ -31,6 +39,7 @@ namespace {
 
 struct ReshardCommand {
   std::string source, out, step = "latest", memory = "256MiB";
+  NameOptions names;  // only --config
   io::ReshardOptions reshard;
   bool json = false;
 };
@@ -68,10 +77,8 @@ std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   }
 }
 
-// A checkpoint of tessera also has the step, the position in the data and the configuration of a
-// run, which other programs' shards lack; and weights alone need no certain number of shards.
-void refuse_foreign(const std::string& source) {
-  io::refuse_parent_of_shards(source);
+// What is not sharded, and how a run starts from it.
+void refuse_unsharded(const std::string& source) {
   require<Unsupported>(
       !io::is_gguf(source),
       "{} is a GGUF file, which is not sharded; `tessera consolidate` writes it as "
@@ -83,42 +90,86 @@ void refuse_foreign(const std::string& source) {
       "{} holds LoRA adapters, which are not sharded; any number of ranks continues them with "
       "`tessera train --model.init_from BASE --lora.init_from {}`",
       source, source);
-  require<Unsupported>(
-      !io::is_sharded(source),
-      "{} is of another program and not a run that tessera could resume. Its weights need no "
-      "resharding: any number of ranks starts from them with `tessera train --model.init_from {}` "
-      "(config.json in it or next to it), and `tessera consolidate` writes them whole",
-      source, source);
+}
+
+// config.json of the model; empty if there is none.
+std::optional<io::fs::path> config_of(const io::ShardedSource& source, const NameOptions& given) {
+  if (const auto file = given.config_file()) return file;
+  const io::fs::path own = source.config_dir() / "config.json";
+  return io::is_there(own) ? std::optional(own) : std::nullopt;
+}
+
+struct Source {
+  std::optional<io::CheckpointReader> reader;  // or
+  io::TrainingSource foreign;
+  std::optional<io::ReshardSource> opened;
+  std::string kind;
+};
+
+Source open_source(const ReshardCommand& options) {
+  refuse_unsharded(options.source);
+  Source result;
+  const auto step = parse_step(options.source, options.step);
+  const bool has_steps = step && io::is_megatron_run(options.source);
+  auto sharded =
+      has_steps ? io::open_megatron(options.source, step) : io::open_sharded(options.source);
+  if (!sharded) {
+    result.reader = io::open_checkpoint(options.source, step);
+    result.kind = counted(result.reader->index().world_size, "rank");
+    result.opened.emplace(*result.reader);
+    return result;
+  }
+  require(!step || has_steps, "{} is a {} and has no step {}", options.source, sharded->kind(),
+          step.value_or(0));
+  result.kind = sharded->kind();
+  const io::fs::path path = sharded->path();
+  ByteProgress checked("compared with its seal");
+  io::require_seal_intact(
+      has_steps ? path : io::fs::path(options.source),
+      {.threads = options.reshard.jobs,
+       .progress = [&](std::int64_t done, std::int64_t total) { checked.update(done, total); }});
+  const auto config = config_of(*sharded, options.names);
+  result.foreign = io::open_training_source(std::move(sharded), config);
+  std::map<io::Section, const io::TensorSource*> tensors;
+  for (const auto& [section, source] : result.foreign.tensors) tensors[section] = source.get();
+  result.opened.emplace(path, result.foreign.model_config, result.foreign.step.value_or(0),
+                        tensors);
+  return result;
 }
 
 int run_reshard(const ReshardCommand& options) {
-  refuse_foreign(options.source);
-  const auto source = io::open_checkpoint(options.source, parse_step(options.source, options.step));
+  const Source opened = open_source(options);
+  const io::ReshardSource& source = *opened.opened;
+  require(!opened.reader || options.names.config.empty(),
+          "{} is a checkpoint of tessera, which records its model; omit --config", options.source);
+  for (const std::string& warning : opened.foreign.warnings)
+    fmt::print(stderr, "tessera: warning: {}\n", escaped(warning));
   io::ReshardOptions reshard = options.reshard;
   reshard.memory = io::parse_bytes(options.memory);
-  reshard.order = known_order(source.index());
+  reshard.order = known_order(source.index);
   ByteProgress progress("copied");
   reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
-  const io::fs::path out = checkpoints_of(options.out, source.index().step);
+  const io::fs::path out = checkpoints_of(options.out, source.index.step);
   const comm::FileDescriptor lock = lock_owner(out);
   const io::ReshardReport report = io::reshard_checkpoint(source, out, reshard);
   if (options.json) {
-    const io::Json json{{"source", source.path().string()},
+    const io::Json json{{"source", source.path.string()},
                         {"path", report.path.string()},
-                        {"step", source.index().step},
+                        {"step", source.index.step},
                         {"world_size", reshard.world_size},
                         {"digest", report.digest.empty() ? io::Json() : io::Json(report.digest)},
                         {"bytes", report.bytes},
-                        {"seconds", report.seconds}};
+                        {"seconds", report.seconds},
+                        {"warnings", opened.foreign.warnings}};
     fmt::print("{}\n", io::dump_json(json));
     return 0;
   }
   std::vector<std::pair<std::string, std::string>> rows{
-      {"source",
-       fmt::format("{} ({})", source.path().string(), counted(source.index().world_size, "rank"))},
+      {"source", fmt::format("{} ({})", source.path.string(), opened.kind)},
       {"written", fmt::format("{} ({}): {}", report.path.string(),
                               counted(reshard.world_size, "rank"), format_bytes(report.bytes))}};
-  if (!report.digest.empty()) rows.emplace_back("digest", report.digest + ", same as the source");
+  if (!report.digest.empty())
+    rows.emplace_back("digest", report.digest + (opened.reader ? ", same as the source" : ""));
   rows.emplace_back("time", format_duration(report.seconds));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
   return 0;
@@ -132,14 +183,20 @@ Command add_checkpoint_reshard(CLI::App& parent) {
   reshard.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
   CLI::App* app = parent.add_subcommand(
       "reshard",
-      "Write a checkpoint as a run with another number of ranks would have saved it. Resuming "
-      "does not need this: any run loads any checkpoint");
-  app->add_option("SRC", options->source, kOneCheckpoint)->required();
+      "Write a checkpoint as a run with another number of ranks would have saved it, also from "
+      "other programs' shards. Resuming does not need this: any run loads any checkpoint");
+  app->add_option("SRC", options->source,
+                  "A checkpoint, a run (its newest checkpoint), or other programs' shards: weights "
+                  "and optimizer state")
+      ->required();
   app->add_option("OUT", options->out,
                   "Run or directory of checkpoints in which to write a checkpoint of the same step")
       ->required();
   app->add_option("--world", reshard.world_size, "Number of ranks, and so of shards")->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
+  app->add_option("--config", options->names.config,
+                  "config.json of the model, or a directory with it, for other programs' shards "
+                  "without one; without any, tensors keep their names");
   app->add_option("--memory", options->memory, "Total memory of all buffers")
       ->capture_default_str();
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
