@@ -36,18 +36,19 @@ std::string item_name(const std::string& of, const Shape& item) {
 
 /// Cuts a block's part out of a stored tensor.
 TorchTensor part_of(const TorchTensor& stored, const StoredBlock& block) {
-  const int lead = block.lead.shape.size();
+  if (!block.lead) return stored;
+  const int lead = block.lead->shape.size();
   TorchTensor part = stored;
   part.shape = dims_from(stored.shape, lead);
   part.strides = dims_from(stored.strides, lead);
   for (int i = 0; i < lead; ++i)
-    part.begin += block.lead.offsets[i] * stored.strides[i] *
+    part.begin += block.lead->offsets[i] * stored.strides[i] *
                   static_cast<std::int64_t>(dtype_size(stored.carrier));
   return part;
 }
 
 Shape stored_shape(const StoredBlock& block) {
-  Shape shape = block.lead.shape;
+  Shape shape = block.lead ? block.lead->shape : Shape{};
   for (const std::int64_t extent : block.box.shape) shape.push_back(extent);
   return shape;
 }
@@ -104,7 +105,7 @@ void ShardedSource::add_items(const std::string& name, const std::vector<Shape>&
       if (found == added.end()) continue;
       StoredBlock& part = found->second.blocks.emplace_back(block);
       part.box = {dims_from(block.box.offsets, lead), dims_from(block.box.shape, lead)};
-      part.lead = {at, extents};
+      part.lead = std::make_shared<const Box>(Box{at, extents});
     }
   }
   for (auto& [key, tensor] : added) {

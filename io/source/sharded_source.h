@@ -28,8 +28,9 @@ struct StoredBlock {
   /// Whether the box has one dim and is of the flattened tensor, as parts of a flat buffer are.
   bool flat = false;
   /// First dims of what is stored, which the box lacks: its position in them, and their extents.
-  Box lead{};
+  std::shared_ptr<const Box> lead{};
 };
+static_assert(sizeof(StoredBlock) <= 208, "checkpoints of 1,024 ranks have millions of blocks");
 
 /// A tensor made of rows of another, or of one item of another that stacks several.
 struct MadeTensor {
