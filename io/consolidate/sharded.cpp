@@ -14,13 +14,13 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
-#include "io/consolidate/peft_state.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/sink.h"
 #include "io/dcp/dcp_source.h"
 #include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
+#include "io/hf/peft_state.h"
 #include "io/megatron/arguments.h"
 #include "io/megatron/files.h"
 #include "io/megatron/names.h"
@@ -527,14 +527,38 @@ CorruptCheckpoint no_model_type(const fs::path& file) {
       file.string());
 }
 
+namespace {
+
+// Adds the LoRA adapters of PEFT's running model, in the format of PEFT's files.
+void add_peft_adapters(ConsolidateSource& result, std::shared_ptr<const ShardedSource> source,
+                       const ConsolidateOptions& options) {
+  const PeftTensors adapter = peft_of_state(source, options.names, options.config_file);
+  result.is_adapter = true;
+  result.warnings = source->warnings();
+  result.hf_config_file = adapter.config_file;
+  result.hf_config = adapter.config;
+  std::set<std::string_view> exported;
+  for (const auto& [name, info] : adapter.tensors) {
+    const bool converts = options.dtype && is_floating(info.dtype);
+    result.weights.push_back({name, info.shape, info.dtype, converts ? *options.dtype : info.dtype,
+                              source.get(), info.name});
+    exported.insert(info.name);
+  }
+  for (const TensorInfo& info : source->tensors())
+    if (!exported.contains(info.name)) result.skipped.push_back({info.name, "not of the adapters"});
+  for (const ShardedSource::Unreadable& tensor : source->unreadable())
+    result.skipped.push_back({tensor.name, "not of the adapters"});
+  for (const std::string& name : source->objects()) result.skipped.push_back({name, "not a tensor"});
+  result.sources.push_back(std::move(source));
+}
+
+}  // namespace
+
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> source,
                  const ConsolidateOptions& options) {
   result.kind = source->kind();
-  if (options.format == ExportFormat::HF && has_peft_names(*source, options)) {
-    add_peft_adapters(result, *source, options);
-    result.sources.push_back(std::move(source));
-    return;
-  }
+  if (options.format == ExportFormat::HF && has_peft_names(*source, options.names))
+    return add_peft_adapters(result, std::move(source), options);
   std::optional<ModelNames> model = find_model(result, *source, options);
   if (is_megatron(*source)) {
     require<Unsupported>(model || options.format == ExportFormat::Safetensors,

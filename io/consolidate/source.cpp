@@ -19,6 +19,7 @@
 #include "io/hf/lora.h"
 #include "io/hf/model_source.h"
 #include "io/hf/parts_source.h"
+#include "io/hf/peft_state.h"
 #include "io/megatron/files.h"
 #include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
@@ -80,18 +81,23 @@ void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
   if (parts) result.sources.push_back(std::move(parts));
 }
 
-// Weights of a base with adapters, which are in a checkpoint or in PEFT's format.
-void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
-  require(!options.config_file,
+// Weights of a base with adapters: those of a state of PEFT's running model, or else of the
+// checkpoint or directory in PEFT's format at result.path.
+void add_merged(ConsolidateSource& result, const ConsolidateOptions& options,
+                std::shared_ptr<const ShardedSource> state = nullptr) {
+  require(state || !options.config_file,
           "{} holds LoRA adapters, whose base has the configuration; omit --config",
           result.path.string());
   require(options.what == ExportWhat::Model,
           "merged weights have no optimizer state; leave out --what or --merge-lora");
-  auto model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
+  auto model = state ? open_merged(peft_of_state(std::move(state), options.names,
+                                                 options.config_file),
+                                   options.base)
+                     : open_model(result.path, {}, LoadPolicy::Exact, options.base);
   result.config = std::make_shared<const Json>(model->config());
   result.family = find_hf_family(arch_of(*result.config));
   if (result.family != nullptr) result.parameters = parameters_of(*result.family, *result.config);
-  const fs::path base = model->path();
+  const fs::path base = model->config_dir();
   if (is_there(base / kConfigFile) && !is_there(base / "index.json")) {
     result.hf_config_file = base / kConfigFile;
     result.hf_config = std::make_shared<const Json>(
@@ -337,14 +343,17 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   if (std::unique_ptr<ShardedSource> sharded =
           has_steps ? open_megatron(path, options.step)
                     : open_sharded(path, options.shards, wants_optimizer(options))) {
-    require(
-        !options.merge_lora,
-        "--merge-lora takes adapters of a run or in PEFT's format; if {} holds such of a running "
-        "model, write them first, without --merge-lora",
-        path.string());
     require(!options.step || has_steps, "{} is a {} and has no step {}", path.string(),
             sharded->kind(), options.step.value_or(0));
-    add_sharded(result, std::move(sharded), options);
+    if (options.merge_lora) {
+      require(!options.like, "{} is merged with its base, whose names are known; omit --like",
+              path.string());
+      result.kind = sharded->kind();
+      result.warnings = sharded->warnings();
+      add_merged(result, options, std::move(sharded));
+    } else {
+      add_sharded(result, std::move(sharded), options);
+    }
     choose_tensors(result, options.tensors);
     check_size(result);
     return result;

@@ -44,7 +44,7 @@ struct ConsolidateSource {
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 
-  std::vector<std::unique_ptr<TensorSource>> sources;  ///< pointed to by ExportTensor::source
+  std::vector<std::shared_ptr<const TensorSource>> sources;  ///< pointed to by ExportTensor::source
 };
 
 /// Opens a source of any kind and lists the tensors that the options select.

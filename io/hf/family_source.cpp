@@ -10,13 +10,13 @@
 
 namespace tessera::io {
 
-FamilySource::FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource> source,
-                           Json config, LoadPolicy policy)
+FamilySource::FamilySource(const HfFamily& family, std::shared_ptr<const ShardedSource> source,
+                           Json config, LoadPolicy policy, std::vector<TensorName> names)
     : source_(std::move(source)),
       experts_(*source_),
       config_(std::make_shared<const Json>(std::move(config))) {
   const std::string where = source_->path().string();
-  const std::vector<TensorName> names = name_all(*source_, {});
+  if (names.empty()) names = name_all(*source_, {});
   const ModelNames model = names_of_family(family, *config_, Json(), where);
   const ModelMatch match = match_model(model, *source_, names, true);
   require(match.layout.others.empty(),

@@ -19,15 +19,17 @@ class FamilySource : public ModelSource {
   /// Finds names as match_model does, behind any prefix.
   /// @param config  tessera's "model" section
   /// @param policy  other than Exact: the weights may differ from those of the configuration
+  /// @param names   of all tensors of the source; empty: name_all()
   /// @throws InvalidArgument listing all weights that do not match the configuration, or if two
   ///         would get one name, or if there are several models; Unsupported on a weight of a dtype
   ///         that tessera lacks, or parts of different dtypes
-  FamilySource(const HfFamily& family, std::unique_ptr<ShardedSource> source, Json config,
-               LoadPolicy policy = LoadPolicy::Exact);
+  FamilySource(const HfFamily& family, std::shared_ptr<const ShardedSource> source, Json config,
+               LoadPolicy policy = LoadPolicy::Exact, std::vector<TensorName> names = {});
 
   const Json& config() const override { return *config_; }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   const fs::path& path() const override { return source_->path(); }
+  const fs::path& config_dir() const override { return source_->config_dir(); }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
   File open_file(const std::string& name) const override { return source_->open_file(name); }
   /// Names at the source, joined by " + ".
@@ -36,7 +38,7 @@ class FamilySource : public ModelSource {
  private:
   // @return whether all parts are there and fit together
   bool add(const TensorInfo& weight, const std::vector<TensorPlace>& parts);
-  std::unique_ptr<ShardedSource> source_;
+  std::shared_ptr<const ShardedSource> source_;
   PartsSource experts_;  // parts of tensors that stack experts
   std::shared_ptr<const Json> config_;
   std::map<std::string, std::vector<TensorPlace>> parts_;  // by tessera's name
