@@ -350,10 +350,9 @@ PeftAdapter open_peft(const PeftTensors& tensors, const Json& model) {
     found.erase(a);
     found.erase(b);
   }
-  require(found.empty(), "{}: {} belongs to no layer of the model that LoRA can adapt",
-          where, found.empty() ? "" : found.begin()->first);
-  require<CorruptCheckpoint>(!adapter.layers.empty(), "{} holds no adapter",
-                             where);
+  require(found.empty(), "{}: {} belongs to no layer of the model that LoRA can adapt", where,
+          found.empty() ? "" : found.begin()->first);
+  require<CorruptCheckpoint>(!adapter.layers.empty(), "{} holds no adapter", where);
   adapter.alpha = adapter.scales.front() * static_cast<double>(adapter.rank);
   if (!is_even) adapter.rank = 0, adapter.alpha = 0;
   // As names if they choose these layers and no others.

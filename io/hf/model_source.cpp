@@ -141,9 +141,9 @@ std::unique_ptr<ModelSource> merge_peft(const PeftTensors& adapters, const fs::p
     model = std::make_unique<FamilySource>(family, adapters.source, std::move(section), policy,
                                            std::move(names));
   } else {
-    const auto named =
-        adapters.config->is_object() ? adapters.config->find("base_model_name_or_path")
-                                     : adapters.config->end();
+    const auto named = adapters.config->is_object()
+                           ? adapters.config->find("base_model_name_or_path")
+                           : adapters.config->end();
     const bool has_name = named != adapters.config->end() && named->is_string();
     model = open_base(source.where(), has_name ? named->get<std::string>() : "", base, policy,
                       level, has_base ? own : fs::path());

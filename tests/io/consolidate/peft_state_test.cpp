@@ -159,7 +159,8 @@ struct MergeFixture {
   }
 };
 
-TEST_CASE_FIXTURE(MergeFixture, "adapters of a state are merged at once, with the bits of two steps") {
+TEST_CASE_FIXTURE(MergeFixture,
+                  "adapters of a state are merged at once, with the bits of two steps") {
   const std::string merged = run_twice();
   ConsolidateOptions plain;
   plain.overwrite = true;
@@ -208,6 +209,11 @@ TEST_CASE_FIXTURE(MergeFixture, "adapters of a state that can't be merged are re
     CHECK_THROWS_HOLDING(InvalidArgument, "choose one with --select", run(state));
     options.names.select = {"ema.*"};
     run(state);
+  }
+  SUBCASE("the base is not replaced") {
+    options.base = base;
+    CHECK_THROWS_HOLDING(InvalidArgument, "contains the directory of --base",
+                         consolidate(state, base, options));
   }
   SUBCASE("optimizer state") {
     options.base = base;
