@@ -11,8 +11,10 @@ tessera trains on 2 ranks (CPU, fp32, AdamW) on the same batch in each step, and
   transformers opens the directory strictly, torch.optim.AdamW loads optimizer.bin, and the losses are tessera's to 1e-5;
 - tessera makes the same model.safetensors, byte for byte, of its checkpoint and of both exports, and the same optimizer.safetensors of
   a Distributed Checkpoint and of one that it made from that;
-- of a Distributed Checkpoint of PyTorch, for each family without experts, optimizer.bin has the bits, numbers and names of the
-  optimizer's state_dict().
+- of a Distributed Checkpoint of PyTorch, for each family without experts, optimizer.bin has the bits, numbers, names and
+  hyperparameters of the optimizer's state_dict();
+- a run of FSDP2 with two groups of other rates and decays, saved by PyTorch in each form of its state dicts, goes on from
+  `--format dcp` and `--format bin` with the losses that it had itself.
 Prints a table; exit code 1 if a check fails.
 """
 import argparse
@@ -40,6 +42,7 @@ except ImportError:  # before 2.6
 VOCAB, WIDTH, ROWS, STEP, STEPS = 97, 32, 4, 6, 9
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3", "nanochat")
 TOLERANCE = 1e-5
+FORMS = ("dcp", "dcp-flat", "state.pt", "state-flat.pt")
 
 
 def make_tokens(file):
@@ -70,7 +73,55 @@ def groups_of(model, split):
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
 
 
-def resume(rank, world, store, folder, ids, flat, out):
+def foreign_groups(model):
+    parameters = list(model.named_parameters())
+    return [{"params": [p for name, p in parameters if "norm" not in name], "weight_decay": 0.3},
+            {"params": [p for name, p in parameters if "norm" in name], "lr": 2e-2, "betas": (0.7, 0.9), "weight_decay": 0.0}]
+
+
+def save_foreign(rank, world, store, folder, ids):
+    """Trains by FSDP2, saves the state in each form, and goes on."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    model = tiny_model("llama", VOCAB)
+    if rank == 0:
+        model.config.save_pretrained(folder)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(foreign_groups(model), lr=5e-3, betas=(0.8, 0.95), eps=1e-6)
+    steps(model, optimizer, ids, rank, world, STEP)
+    for form in FORMS:
+        options = StateDictOptions(flatten_optimizer_state_dict="flat" in form, full_state_dict=form.endswith("pt"), cpu_offload=form.endswith("pt"))
+        state = {"model": get_model_state_dict(model, options=options),
+                 "optimizer_state_dict" if form.endswith("pt") else "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+        if not form.endswith("pt"):
+            dcp.save(state, checkpoint_id=folder / form)
+        elif rank == 0:
+            torch.save(state, folder / form)
+    losses = steps(model, optimizer, ids, rank, world, STEPS - STEP)
+    if rank == 0:
+        torch.save(losses, folder / "losses.golden")
+    dist.destroy_process_group()
+
+
+def steps(model, optimizer, ids, rank, world, count):
+    losses = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows_of(ids).chunk(world)[rank])
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        if world > 1:
+            dist.all_reduce(total)
+        losses.append(total.item() / world)
+    return losses
+
+
+def resume(rank, world, store, folder, ids, flat, out, groups=None):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.set_num_threads(1)
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
@@ -78,25 +129,23 @@ def resume(rank, world, store, folder, ids, flat, out):
     for layer in model.model.layers if hasattr(model, "model") else model.transformer.h:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(groups_of(model, split=True), lr=123.0, betas=(0.1, 0.2), eps=1.0, weight_decay=9.0)
+    optimizer = torch.optim.AdamW(groups(model) if groups else groups_of(model, split=True), lr=123.0, betas=(0.1, 0.2), eps=1.0, weight_decay=9.0)
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
-    rows = rows_of(ids).chunk(world)[rank]
-    losses = []
-    for _ in range(STEPS - STEP):
-        optimizer.zero_grad()
-        loss = loss_of(model, rows)
-        loss.backward()
-        optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        losses.append(total.item() / world)
+    losses = steps(model, optimizer, ids, rank, world, STEPS - STEP)
     if rank == 0:
         torch.save(losses, out)
     dist.destroy_process_group()
+
+
+def resume_foreign_bin(folder, ids):
+    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(foreign_groups(model), lr=123.0)
+    optimizer.load_state_dict(torch.load(folder / "optimizer.bin", weights_only=True))
+    return steps(model, optimizer, ids, 0, 1, STEPS - STEP)
 
 
 def resume_bin(folder, ids):
@@ -114,17 +163,10 @@ def resume_bin(folder, ids):
     rest = [p for p in one["params"] if p.dim() < 2]
     one["params"] = [p for p in one["params"] if p.dim() >= 2]
     optimizer.param_groups.append({**one, "params": rest, "weight_decay": 0.0})
-    losses = []
-    for _ in range(STEPS - STEP):
-        optimizer.zero_grad()
-        loss = loss_of(model, rows_of(ids))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return steps(model, optimizer, ids, 0, 1, STEPS - STEP)
 
 
-def tiny_model(family):
+def tiny_model(family, vocabulary=64):
     if family == "gpt2":
         sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64)
     else:
@@ -132,7 +174,7 @@ def tiny_model(family):
                      max_position_embeddings=64)
         sizes |= {} if family == "phi3" else dict(head_dim=8)
         sizes |= dict(attention_bias=True, mlp_bias=True) if family in ("llama", "smollm3") else {}
-    config = AutoConfig.for_model(family, vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=1, **sizes)
+    config = AutoConfig.for_model(family, vocab_size=vocabulary, pad_token_id=0, bos_token_id=1, eos_token_id=1, **sizes)
     model = AutoModelForCausalLM.from_config(config).float()
     model.config.architectures = [type(model).__name__]
     return model
@@ -183,9 +225,31 @@ def main():
         same = found["state"].keys() == expected["state"].keys() and found["param_groups"][0]["param_names"] == names
         same = same and all(torch.equal(found["state"][i][kind], value)
                             for i, state in expected["state"].items() for kind, value in state.items())
+        ours = found["param_groups"][0]
+        same = same and all(ours[key] == value and type(ours[key]) is type(value) for key, value in expected["param_groups"][0].items())
         report(f"{family}, optimizer.bin of PyTorch's state", f"{len(names)} parameters are equal", same)
 
     ids = make_tokens(work / "tokens.bin")
+    foreign, store = work / "foreign", (work / "store").absolute()
+    foreign.mkdir(exist_ok=True)
+    store.unlink(missing_ok=True)
+    mp.spawn(save_foreign, (2, store, foreign, ids), nprocs=2)
+    theirs = torch.load(foreign / "losses.golden")
+    for form in FORMS:
+        found = {}
+        for kind in ("dcp", "bin"):
+            folder = work / f"foreign-{kind}-{form}"
+            tessera("consolidate", foreign / form, folder, "--config", foreign, "--format", kind, "--what", "all", "--overwrite")
+            if kind == "bin":
+                found[kind] = resume_foreign_bin(folder, ids)
+            for flat in (False, True) if kind == "dcp" else ():
+                store.unlink(missing_ok=True)
+                mp.spawn(resume, (2, store, folder, ids, flat, work / "losses.pt", foreign_groups), nprocs=2)
+                found[f"dcp{', flat' if flat else ''}"] = torch.load(work / "losses.pt")
+        for kind, losses in found.items():
+            most = max(abs(a - b) for a, b in zip(losses, theirs, strict=True))
+            report(f"FSDP2 with two groups, {form} -> {kind}", f"largest difference of {len(theirs)} losses {most:.1e}", most <= TOLERANCE)
+
     for name in ("llama", "gpt2"):
         run = work / f"run-{name}"
         model = {"model.n_kv_head": 2, "model.n_inner": 48} if name == "llama" else {}

@@ -6,7 +6,8 @@ ranks, and compares tessera's consolidation with what the live model and optimiz
     python tools/check_sources.py BUILD_DIR [--ranks 1 2 3 4] [--layouts TEXT ...] [--also PYTHON ...] [--keep FOLDER]
 
 Each case trains a Llama or GPT-2 (tied embeddings) by one step of AdamW, saves it, and checks that
-- weights, and moments where the layout names them, have the bits that the ranks gathered from the live model and optimizer;
+- weights, and moments where the layout names them, have the bits that the ranks gathered from the live model and optimizer, and
+  hyperparameters are those of its two groups;
 - transformers opens the Hugging Face export strictly, with the logits of that model; in the Python of --also, too;
 - a layout that cannot be read is refused with the reason, and nothing is written.
 Layouts that the installed versions lack or fail to save are left out. Prints a table in Markdown; exit code 1 if a check fails.
@@ -50,6 +51,7 @@ LAYOUTS = {}  # name -> (function, numbers of ranks, models, what is expected)
 LIVE = "live.safetensors.golden"
 NOT_SAVED = "not saved by these versions"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 
 
 def layout(name, ranks=(1, 2, 3, 4), models=tuple(MODELS), moments=True, refused="", needs=lambda: True):
@@ -75,7 +77,11 @@ def make(kind, dtype):
 
 def step(model):
     """One step of AdamW with gradients that need no forward pass."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    decays, others = [], []
+    for name, p in model.named_parameters():  # FSDP1's have one dim
+        (others if any(part in name for part in ("norm", "ln_", "bias")) else decays).append(p)
+    optimizer = torch.optim.AdamW([{"params": decays, "weight_decay": 0.1}, {"params": others, "lr": 3e-3, "weight_decay": 0.0}],
+                                  lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
     for p in model.parameters():
         p.grad = p.detach() * 2
     optimizer.step()
@@ -87,7 +93,11 @@ def gather(model, optimizer, folder, prefix=""):
     options = StateDictOptions(full_state_dict=True)
     live = {k.removeprefix(prefix): v for k, v in get_model_state_dict(model, options=options).items()}
     if optimizer:
-        for name, state in get_optimizer_state_dict(model, optimizer, options=options)["state"].items():
+        whole = get_optimizer_state_dict(model, optimizer, options=options)
+        groups = [({k: g[k] for k in SETTINGS}, sorted(name.removeprefix(prefix) for name in g["params"])) for g in whole["param_groups"]]
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            (folder / "groups.json").write_text(json.dumps(groups))
+        for name, state in whole["state"].items():
             live.update({f"{kind}/{name.removeprefix(prefix)}": state[kind] for kind in MOMENTS})
     if not dist.is_initialized() or dist.get_rank() == 0:
         save_file({k: v.detach().clone().contiguous() for k, v in live.items()}, folder / LIVE)
@@ -480,6 +490,13 @@ def check(tessera, folder, moments, refused):
         for file in (folder / "moments").glob("*.safetensors"):
             ours.update({k: v for k, v in load_file(file).items() if k.split("/")[0] in MOMENTS})
         wrong += sorted(wanted.keys() ^ ours.keys()) + [k for k in wanted if k in ours and not same_bits(ours[k], wanted[k])]
+        failed = run("optimizer", "--format", "bin", "--what", "optimizer")
+        if failed:
+            return failed
+        state = torch.load(folder / "optimizer/optimizer.bin", weights_only=True)
+        ours = [[{k: g.get(k) for k in SETTINGS}, sorted(g["param_names"])] for g in state["param_groups"]]
+        if json.dumps(sorted(ours, key=str)) != json.dumps(sorted(json.loads((folder / "groups.json").read_text()), key=str)):
+            wrong.append(f"hyperparameters: {str(ours)[:100]}")
     return ", ".join(wrong[:4])
 
 

@@ -1,6 +1,11 @@
 #include "io/consolidate/bin_files.h"
 
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,7 +30,7 @@ class BinFile {
                   static_cast<std::int64_t>(dtype_size(tensor.written)), tensor.shape,
                   storages_.size());
     storages_.push_back({tensor.bytes()});
-    if (tensor.bytes() > 0) tensors_.push_back(&tensor);
+    (tensor.bytes() > 0 ? tensors_ : empty_).push_back(&tensor);
   }
   // A float32 scalar. @param bytes  its value
   void add_scalar(const std::string& bytes) {
@@ -38,6 +43,7 @@ class BinFile {
     ExportFile file;
     file.name = name;
     file.size = zip.end();
+    for (const ExportTensor* tensor : empty_) file.add(*tensor, 0);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const ZipData& data = zip.data()[i];
       file.add(*tensors_[i], data.begin, {data.crc32_at.begin(), data.crc32_at.end()});
@@ -49,6 +55,7 @@ class BinFile {
  private:
   std::vector<TorchStorage> storages_;
   std::vector<const ExportTensor*> tensors_;  // of storages that are written later
+  std::vector<const ExportTensor*> empty_;
 };
 
 ExportFile plan_optimizer(ConsolidateSource& source) {
@@ -60,6 +67,22 @@ ExportFile plan_optimizer(ConsolidateSource& source) {
       "by names with --format dcp",
       where);
   const std::vector<WeightState> states = weight_states(source);
+  std::vector<ParamGroup> groups = weight_groups(source, states);
+  if (groups.empty()) groups.push_back({std::make_shared<const Json>(Json::object())});
+  if (groups.size() > 1 && source.checkpoint) {
+    groups.resize(1);
+    source.warnings.push_back(
+        fmt::format("{} has one group of parameters, so that AdamW(model.parameters()) loads it: "
+                    "weight decay then also applies to tensors of one dim, which the run left out; "
+                    "--format dcp has two groups",
+                    kBinOptimizer));
+  }
+  if (groups.front().of != ParamGroup::Of::Named || source.checkpoint)
+    groups.front().weights = source.parameters;
+  std::map<std::string_view, std::int64_t> numbers;
+  for (const ParamGroup& group : groups)
+    for (const std::string& name : group.weights) numbers.emplace(name, numbers.size());
+  const std::set<std::string_view> parameters(source.parameters.begin(), source.parameters.end());
   BinFile file;
   PickleWriter& pickle = file.pickle;
   pickle.begin_dict();
@@ -67,11 +90,11 @@ ExportFile plan_optimizer(ConsolidateSource& source) {
   pickle.begin_dict();
   for (const WeightState& state : states) {
     require<Unsupported>(
-        state.number.has_value(),
+        parameters.contains(state.name),
         "{}: {} has optimizer state and is no parameter of the known part of the "
         "model, so its number is unknown; write the state by names with --format dcp",
         where, state.name);
-    pickle.integer(*state.number);
+    pickle.integer(numbers.at(state.name));
     pickle.begin_dict();
     for (const auto& [kind, tensor] : state.moments) {
       pickle.text(kind);
@@ -86,28 +109,20 @@ ExportFile plan_optimizer(ConsolidateSource& source) {
   pickle.end_dict();
   pickle.text("param_groups");
   pickle.begin_list();
-  pickle.begin_dict();
-  if (source.adamw) {
-    for (const GroupSetting& setting : group_settings(*source.adamw, source.adamw->weight_decay)) {
-      pickle.text(setting.key);
-      setting.pickle(pickle);
+  for (const ParamGroup& group : groups) {
+    pickle.begin_dict();
+    for (const auto& [key, value] : group.settings->items()) {
+      pickle.text(key);
+      pickle_setting(pickle, value);
     }
-    if (source.adamw->weight_decay != 0) {
-      source.warnings.push_back(fmt::format(
-          "{} has one group of parameters, so that AdamW(model.parameters()) loads it: "
-          "weight decay then also applies to tensors of one dim, which the run left out; "
-          "--format dcp has two groups",
-          kBinOptimizer));
-    }
+    pickle.text("params");
+    pickle.begin_list();
+    for (const std::string& name : group.weights) pickle.integer(numbers.at(name));
+    pickle.end_list();
+    pickle.text("param_names");
+    pickle_names(pickle, group.weights);
+    pickle.end_dict();
   }
-  pickle.text("params");
-  pickle.begin_list();
-  for (std::size_t i = 0; i < source.parameters.size(); ++i)
-    pickle.integer(static_cast<std::int64_t>(i));
-  pickle.end_list();
-  pickle.text("param_names");
-  pickle_names(pickle, source.parameters);
-  pickle.end_dict();
   pickle.end_list();
   pickle.end_dict();
   return file.finish(std::string(kBinOptimizer));

@@ -169,6 +169,7 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   prepared.out = fs::absolute(out / "").lexically_normal().parent_path();
   check_apart(prepared.out, source, "the source " + source.string());
   if (options.like) check_apart(prepared.out, *options.like, "the directory of --like");
+  if (!options.base.empty()) check_apart(prepared.out, options.base, "the directory of --base");
   if (options.config_file) {
     // Checks both the file and its directory, because the file may be a link (Hugging Face cache).
     const fs::path& file = *options.config_file;

@@ -70,6 +70,9 @@ std::uint64_t copy_identity(const std::vector<ExportFile>& files, bool is_shared
       const ExportTensor* const tensor = part.tensor;
       add(fmt::format("tensor {} {} {} {} {} {}\n", tensor->name, tensor->source_name,
                       tensor->stored, tensor->written, part.begin, part.end));
+      if (tensor->swap)
+        add(fmt::format("swap {} {} {}\n", tensor->swap->rows, tensor->swap->columns,
+                        tensor->swap->inner));
       const auto record = tensor->source->record(tensor->source_name);
       if (record->addend)
         add(fmt::format("plus {:016x} {}\n", record->addend->checksum(), record->addend_begin));

@@ -4,7 +4,7 @@
 #include "io/consolidate/dcp_files.h"
 
 #include <algorithm>
-#include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <variant>
@@ -229,7 +229,7 @@ class DcpPlan {
       for (const auto& [kind, tensor] : state.moments) add(path_of(kind), *tensor);
       if (source_.optimizer_step) add_step(path_of("step"), *source_.optimizer_step);
     }
-    if (source_.adamw) add_groups(states, *source_.adamw);
+    add_groups(weight_groups(source_, states));
   }
 
   void finish(ExportLayout& layout) {
@@ -257,6 +257,8 @@ class DcpPlan {
       const ZipData& data = zip.data().front();
       file.parts.push_back(
           {tensor, data.begin, begin, end, {data.crc32_at.begin(), data.crc32_at.end()}});
+    } else if (tensor != nullptr) {
+      file.parts.push_back({tensor, zip.end(), begin, end});
     }
     std::ranges::move(zip.take_literals(), std::back_inserter(file.literals));
     file.size = zip.end();
@@ -311,36 +313,31 @@ class DcpPlan {
     return append(pickle.finish(), {});
   }
 
-  // Hyperparameters of the weights that decay, and of the others if these do not.
-  void add_groups(const std::vector<WeightState>& states, const AdamWSettings& settings) {
-    std::array<std::vector<std::string>, 2> groups;
-    for (const WeightState& state : states)
-      groups[state.decays || settings.weight_decay == 0 ? 0 : 1].push_back(state.name);
-    std::int64_t number = 0;
+  void add_groups(const std::vector<ParamGroup>& groups) {
     for (std::size_t g = 0; g < groups.size(); ++g) {
-      if (groups[g].empty()) continue;
+      const std::vector<std::string>& weights = groups[g].weights;
       const auto add_setting = [&](const std::string& key, const ArchivePlace& at) {
-        entries_.push_back({{std::string(kOptimizerKey), "param_groups", number, key},
-                            nullptr,
-                            {},
-                            {{{}, {}, at}}});
+        entries_.push_back(
+            {{std::string(kOptimizerKey), "param_groups", static_cast<std::int64_t>(g), key},
+             nullptr,
+             {},
+             {{{}, {}, at}}});
       };
-      for (const GroupSetting& setting :
-           group_settings(settings, g == 0 ? settings.weight_decay : 0.0)) {
-        const ArchivePlace at = add_object(setting.pickle);
-        add_setting(setting.key, at);
-        for (const std::string& name : groups[g]) {
+      for (const auto& [key, value] : groups[g].settings->items()) {
+        const ArchivePlace at =
+            add_object([&, &of = value](PickleWriter& pickle) { pickle_setting(pickle, of); });
+        add_setting(key, at);
+        for (const std::string& name : weights) {
           entries_.push_back(
-              {{std::string(kOptimizerKey), fmt::format("param_groups.{}.{}", name, setting.key)},
+              {{std::string(kOptimizerKey), fmt::format("param_groups.{}.{}", name, key)},
                nullptr,
                {},
                {{{}, {}, at}}});
         }
       }
       const ArchivePlace names =
-          add_object([&](PickleWriter& pickle) { pickle_names(pickle, groups[g]); });
+          add_object([&](PickleWriter& pickle) { pickle_names(pickle, weights); });
       for (const char* key : {"params", "param_names"}) add_setting(key, names);
-      ++number;
     }
   }
 

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,25 +14,23 @@ namespace tessera::io {
 struct WeightState {
   std::string name;
   std::vector<std::pair<std::string, const ExportTensor*>> moments;  ///< by kind: "exp_avg", ...
-  bool decays = false;                   ///< a moment has two or more dims
-  std::optional<std::int64_t> number{};  ///< in source.parameters
+  bool decays = false;  ///< a moment has two or more dims
 };
 
-/// The optimizer state of an export, by weights: in the order of source.parameters or, if that is
-/// unknown, by name. Makes `step` float32, as torch.optim has it. Adds a warning if the source has no
-/// hyperparameters.
+/// The optimizer state of an export, by weights: in the order of source.parameters, then by name.
+/// Makes `step` float32, as torch.optim has it. Adds a warning if the number of steps is unknown, or
+/// the state is not AdamW's.
 /// @param source  with moments; its weights may be empty
 /// @throws Unsupported on state that does not belong to a weight
 std::vector<WeightState> weight_states(ConsolidateSource& source);
 
-/// A setting of a param_group of torch.optim.AdamW.
-struct GroupSetting {
-  std::string key;
-  std::function<void(PickleWriter&)> pickle;  ///< pushes the value
-};
+/// Groups of named weights, in the order of source.parameters, that have all states once. Empty,
+/// with a warning, if the source does not say its hyperparameters, or not of all states.
+std::vector<ParamGroup> weight_groups(ConsolidateSource& source,
+                                      const std::vector<WeightState>& states);
 
-/// All settings that torch.optim.AdamW of PyTorch 2.4 to 2.15 keeps in a group, without "params".
-std::vector<GroupSetting> group_settings(const AdamWSettings& settings, double weight_decay);
+/// Pushes a value of ParamGroup::settings; arrays become tuples.
+void pickle_setting(PickleWriter& pickle, const Json& value);
 
 /// Pushes a list of texts.
 void pickle_names(PickleWriter& pickle, const std::vector<std::string>& names);

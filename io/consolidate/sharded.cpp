@@ -3,10 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -14,13 +16,13 @@
 #include "core/base/error.h"
 #include "io/base/convert.h"
 #include "io/base/json.h"
-#include "io/consolidate/peft_state.h"
 #include "io/consolidate/side_files.h"
 #include "io/consolidate/sink.h"
 #include "io/dcp/dcp_source.h"
 #include "io/deepspeed/files.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
+#include "io/hf/peft_state.h"
 #include "io/megatron/arguments.h"
 #include "io/megatron/files.h"
 #include "io/megatron/names.h"
@@ -148,6 +150,7 @@ class ShardedExport {
     // Names in a directory for Hugging Face programs stay, unless a model says what they must be.
     if (source.kind() == "Hugging Face model" && !model_ && rules_.prefixes.empty())
       rules_.strip_wrappers = false;
+    rules_.keep_keys = options.format != ExportFormat::DCP;
     names_ = name_all(source, rules_);
   }
 
@@ -178,10 +181,12 @@ class ShardedExport {
       warn({fmt::format("--dtype does not convert {} of the weights, such as {}",
                         unconverted_.size(), unconverted_.front())});
     }
-    if (wants_optimizer)
+    if (wants_optimizer) {
       add_state(has_weights);
-    else
+      if (sink_of(options_.format).has_hf_names) add_groups();
+    } else {
       skip_all(TensorRole::OptimizerState, kStateSkipped);
+    }
     for (std::size_t i = 0; i < names_.size(); ++i)
       if (names_[i].role == TensorRole::Other) skip(i, names_[i].why);
     require<Unsupported>(refused_.empty(), "{} has tensors that tessera does not read:{}", where,
@@ -247,10 +252,11 @@ class ShardedExport {
            const NameLayout& layout = {}) {
     Entry entry = this->entry(i);
     const bool is_state = names_[i].role == TensorRole::OptimizerState;
+    const std::string& kind = names_[i].kind;
     if (!entry.refused.empty()) {
       if (options_.partial)
         skip(i, "of a dtype that tessera does not read");
-      else if (is_chosen(options_.tensors, is_state ? name.substr(name.find('/') + 1) : name))
+      else if (is_chosen(options_.tensors, name.substr(kind.empty() ? 0 : kind.size() + 1)))
         refused_ += fmt::format("\n  {} {}", entry.info.name, entry.refused);
       else
         skip(i, "not selected");
@@ -266,6 +272,7 @@ class ShardedExport {
     (is_state ? result_.optimizer : result_.weights)
         .push_back({name, place.info.shape, stored, converts ? *options_.dtype : stored,
                     place.source, place.info.name, entry.opaque});
+    if (is_state) result_.optimizer.back().kind = kind;
   }
 
   void add_weights() {
@@ -384,6 +391,8 @@ class ShardedExport {
 
   // Gives a tensor of state the names of its weight.
   void add_state_of(std::size_t i, const std::vector<Exported>& weights, const NameLayout& layout) {
+    std::set<std::string>& outputs = outputs_[names_[i].link];
+    for (const auto& [weight, tensor] : weights) outputs.insert(weight);
     for (const auto& [weight, tensor] : weights) {
       const bool is_part = layout.is_held && tensor != nullptr && tensor->expert >= 0;
       if (is_part && entry(i).info.shape != tensor->held_shape) {  // such as "step"
@@ -392,6 +401,55 @@ class ShardedExport {
       }
       add(i, names_[i].kind + "/" + weight, is_part ? tensor : nullptr, layout);
     }
+  }
+
+  // State under its own name.
+  void add_plain_state(std::size_t i) {
+    const TensorName& name = names_[i];
+    if (sink_of(options_.format).has_hf_names && HyperparametersReader::is_one(name.source)) {
+      left_out_.push_back(name.source);
+      return skip(i, "a hyperparameter that is a tensor");
+    }
+    if (!name.kind.empty()) outputs_[name.link].insert(name.name);
+    add(i, name.str());
+  }
+
+  // Reads hyperparameters, with names in the output.
+  void add_groups() {
+    Hyperparameters found = source_.hyperparameters();
+    for (const auto& [i, weights] : exported_)
+      for (const Exported& weight : weights) outputs_[names_[i].link].insert(weight.name);
+    std::set<std::int64_t> steps;
+    for (ParamGroup& group : found.groups) {
+      std::vector<std::string> weights;
+      for (const std::string& name : group.weights) {
+        const auto outputs = outputs_.find(without_wrappers(name));
+        if (outputs == outputs_.end()) continue;  // not exported
+        weights.insert(weights.end(), outputs->second.begin(), outputs->second.end());
+      }
+      group.weights = std::move(weights);
+      // Number of updates, of optimizers that count them for all weights at once.
+      const auto step = group.settings->find("step");
+      if (step != group.settings->end() && step->is_number() &&
+          std::abs(step->get<double>()) < 1e15) {
+        steps.insert(step->get<std::int64_t>());
+        Json others = *group.settings;
+        others.erase("step");
+        group.settings = std::make_shared<const Json>(std::move(others));
+      }
+    }
+    const bool has_step = std::ranges::any_of(
+        result_.optimizer, [](const ExportTensor& tensor) { return tensor.kind == "step"; });
+    if (!has_step && steps.size() == 1) result_.optimizer_step = *steps.begin();
+    result_.groups = std::move(found.groups);
+    left_out_.insert(left_out_.end(), found.left_out.begin(), found.left_out.end());
+    if (left_out_.empty() || result_.groups.empty()) return;
+    const std::size_t listed = std::min(left_out_.size(), kListed);
+    warn(
+        {fmt::format("{}: hyperparameters that are neither numbers, texts nor tuples of these are "
+                     "left out: {}{}",
+                     result_.path.string(), fmt::join(std::span(left_out_).first(listed), ", "),
+                     left_out_.size() > listed ? ", ..." : "")});
   }
 
   void add_state(bool has_weights) {
@@ -409,7 +467,7 @@ class ShardedExport {
       const TensorName& name = names_[i];
       if (name.role != TensorRole::OptimizerState) continue;
       if (name.kind.empty()) {
-        add(i, name.str());
+        add_plain_state(i);
         continue;
       }
       const auto weight = weights.find(name.link);
@@ -441,7 +499,7 @@ class ShardedExport {
       if (name.role != TensorRole::OptimizerState) continue;
       const auto found = by_name.find(name.name);
       if (name.kind.empty() || (!has_names && !has_weights && !model_))
-        add(i, name.str());
+        add_plain_state(i);
       else if (found == by_name.end())
         skip(i,
              has_names ? "state of a tensor that is not exported" : "state of an unknown tensor");
@@ -457,6 +515,8 @@ class ShardedExport {
   NameRules rules_;
   std::vector<TensorName> names_;                          // of tensors(), then of unreadable()
   std::map<std::size_t, std::vector<Exported>> exported_;  // by position of the weight
+  std::map<std::string, std::set<std::string>> outputs_;   // names of weights, by TensorName::link
+  std::vector<std::string> left_out_;                      // hyperparameters
   bool is_held_ = false;                                   // see NameLayout
   std::unique_ptr<PartsSource> parts_;
   std::string refused_;
@@ -512,14 +572,39 @@ CorruptCheckpoint no_model_type(const fs::path& file) {
       file.string());
 }
 
+namespace {
+
+// Adds the LoRA adapters of PEFT's running model, in the format of PEFT's files.
+void add_peft_adapters(ConsolidateSource& result, std::shared_ptr<const ShardedSource> source,
+                       const ConsolidateOptions& options) {
+  const PeftTensors adapter = peft_of_state(source, options.names, options.config_file);
+  result.is_adapter = true;
+  result.warnings = source->warnings();
+  result.hf_config_file = adapter.config_file;
+  result.hf_config = adapter.config;
+  std::set<std::string_view> exported;
+  for (const auto& [name, info] : adapter.tensors) {
+    const bool converts = options.dtype && is_floating(info.dtype);
+    result.weights.push_back({name, info.shape, info.dtype, converts ? *options.dtype : info.dtype,
+                              source.get(), info.name});
+    exported.insert(info.name);
+  }
+  for (const TensorInfo& info : source->tensors())
+    if (!exported.contains(info.name)) result.skipped.push_back({info.name, "not of the adapters"});
+  for (const ShardedSource::Unreadable& tensor : source->unreadable())
+    result.skipped.push_back({tensor.name, "not of the adapters"});
+  for (const std::string& name : source->objects())
+    result.skipped.push_back({name, "not a tensor"});
+  result.sources.push_back(std::move(source));
+}
+
+}  // namespace
+
 void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> source,
                  const ConsolidateOptions& options) {
   result.kind = source->kind();
-  if (options.format == ExportFormat::HF && has_peft_names(*source, options)) {
-    add_peft_adapters(result, *source, options);
-    result.sources.push_back(std::move(source));
-    return;
-  }
+  if (options.format == ExportFormat::HF && has_peft_names(*source, options.names))
+    return add_peft_adapters(result, std::move(source), options);
   std::optional<ModelNames> model = find_model(result, *source, options);
   if (is_megatron(*source)) {
     require<Unsupported>(model || options.format == ExportFormat::Safetensors,
@@ -534,6 +619,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> sourc
       for (std::string& warning : check_megatron_arguments(source->path(), config))
         result.warnings.push_back(std::move(warning));
       flattened = use_hugging_face_names(*source, *model, config);
+      source->set_hyperparameters(
+          [dir = source->path()] { return read_megatron_hyperparameters(dir); });
     }
     require<Unsupported>(
         flattened.empty() || options.what == ExportWhat::Model,
@@ -541,8 +628,8 @@ void add_sharded(ConsolidateSource& result, std::unique_ptr<ShardedSource> sourc
         "take apart; leave out --what, or save with Megatron's --dist-ckpt-optim-fully-reshardable",
         source->path().string(), flattened);
   }
-  ShardedExport(result, *source, options, std::move(model)).run();
   result.optimizer_step = source->optimizer_step();
+  ShardedExport(result, *source, options, std::move(model)).run();
   result.sources.push_back(std::move(source));
   const bool copies_config =
       options.format != ExportFormat::Safetensors && options.format != ExportFormat::GGUF;

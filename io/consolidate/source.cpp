@@ -19,6 +19,7 @@
 #include "io/hf/lora.h"
 #include "io/hf/model_source.h"
 #include "io/hf/parts_source.h"
+#include "io/hf/peft_state.h"
 #include "io/megatron/files.h"
 #include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
@@ -80,18 +81,23 @@ void add_model(ConsolidateSource& result, std::unique_ptr<ModelSource> model,
   if (parts) result.sources.push_back(std::move(parts));
 }
 
-// Weights of a base with adapters, which are in a checkpoint or in PEFT's format.
-void add_merged(ConsolidateSource& result, const ConsolidateOptions& options) {
-  require(!options.config_file,
+// Weights of a base with adapters: those of a state of PEFT's running model, or else of the
+// checkpoint or directory in PEFT's format at result.path.
+void add_merged(ConsolidateSource& result, const ConsolidateOptions& options,
+                std::shared_ptr<const ShardedSource> state = nullptr) {
+  require(state || !options.config_file,
           "{} holds LoRA adapters, whose base has the configuration; omit --config",
           result.path.string());
   require(options.what == ExportWhat::Model,
           "merged weights have no optimizer state; leave out --what or --merge-lora");
-  auto model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
+  auto model =
+      state ? open_merged(peft_of_state(std::move(state), options.names, options.config_file),
+                          options.base)
+            : open_model(result.path, {}, LoadPolicy::Exact, options.base);
   result.config = std::make_shared<const Json>(model->config());
   result.family = find_hf_family(arch_of(*result.config));
   if (result.family != nullptr) result.parameters = parameters_of(*result.family, *result.config);
-  const fs::path base = model->path();
+  const fs::path base = model->config_dir();
   if (is_there(base / kConfigFile) && !is_there(base / "index.json")) {
     result.hf_config_file = base / kConfigFile;
     result.hf_config = std::make_shared<const Json>(
@@ -120,20 +126,17 @@ void add_adapters(ConsolidateSource& result, const CheckpointReader& reader,
   result.sources.push_back(std::move(model));
 }
 
-// Hyperparameters of a run of tessera, from its configuration; empty if the checkpoint has none.
-std::optional<AdamWSettings> read_adamw(ConsolidateSource& result, const CheckpointReader& reader) {
+// Hyperparameters of a run of tessera, from its configuration; none if the checkpoint has none.
+std::vector<ParamGroup> read_groups(ConsolidateSource& result, const CheckpointReader& reader) {
   if (!reader.index().trainer) return {};
   const std::string where = (reader.path() / reader.index().trainer->file).string();
   const Json trainer = parse_json(reader.trainer_json(), where);
   const Json::json_pointer place("/config/optim");
   const Json optim = trainer.contains(place) ? trainer.at(place) : Json();
-  AdamWSettings settings;
-  for (const auto& [key, value] :
-       {std::pair("lr", &settings.lr), std::pair("beta1", &settings.beta1),
-        std::pair("beta2", &settings.beta2), std::pair("eps", &settings.eps),
-        std::pair("weight_decay", &settings.weight_decay)}) {
+  std::map<std::string, double> found;
+  for (const char* key : {"lr", "beta1", "beta2", "eps", "weight_decay"}) {
     if (!optim.is_object() || !optim.contains(key) || !optim[key].is_number()) return {};
-    *value = optim[key].get<double>();
+    found[key] = optim[key].get<double>();
   }
   if (optim.contains("lr_scale") && !optim["lr_scale"].empty()) {
     result.warnings.push_back(
@@ -141,7 +144,26 @@ std::optional<AdamWSettings> read_adamw(ConsolidateSource& result, const Checkpo
                     "hyperparameters have the base rate for all",
                     reader.path().string()));
   }
-  return settings;
+  // All that torch.optim.AdamW of PyTorch 2.4 to 2.15 keeps in a group.
+  Json settings{{"lr", found["lr"]},
+                {"initial_lr", found["lr"]},  // for torch.optim.lr_scheduler
+                {"betas", Json::array({found["beta1"], found["beta2"]})},
+                {"eps", found["eps"]},
+                {"weight_decay", found["weight_decay"]},
+                {"amsgrad", false},
+                {"maximize", false},
+                {"foreach", nullptr},
+                {"capturable", false},
+                {"differentiable", false},
+                {"fused", nullptr},
+                {"decoupled_weight_decay", true}};
+  using Of = ParamGroup::Of;
+  const bool decays = found["weight_decay"] != 0;
+  std::vector<ParamGroup> groups{
+      {std::make_shared<const Json>(settings), decays ? Of::Matrices : Of::All}};
+  settings["weight_decay"] = 0.0;
+  if (decays) groups.push_back({std::make_shared<const Json>(std::move(settings)), Of::Others});
+  return groups;
 }
 
 // Optimizer state of a checkpoint, under the names of its weights in the output.
@@ -161,11 +183,12 @@ void add_moments(ConsolidateSource& result, const CheckpointReader& reader,
     for (const TensorInfo& info : source->tensors()) {
       result.optimizer.push_back(
           {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, source, info.name});
+      result.optimizer.back().kind = state.state;
     }
   }
   if (!sink_of(options.format).has_hf_names) return;
   result.optimizer_step = reader.index().optimizer->step;
-  result.adamw = read_adamw(result, reader);
+  result.groups = read_groups(result, reader);
 }
 
 void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
@@ -203,11 +226,6 @@ void add_checkpoint(ConsolidateSource& result, const CheckpointReader& reader,
   if (wants_optimizer(options)) add_moments(result, reader, options);
 }
 
-// Name that --tensors matches; for moments, the name of their weight.
-std::string chosen_by(const std::string& name, TensorRole role) {
-  return role == TensorRole::OptimizerState ? name.substr(name.find('/') + 1) : name;
-}
-
 // Throws if the tensors have over 2^63 bytes, so that later sums of bytes cannot overflow.
 void check_size(const ConsolidateSource& source) {
   std::int64_t total = 0;
@@ -227,16 +245,16 @@ void check_size(const ConsolidateSource& source) {
 void choose_tensors(ConsolidateSource& source, const std::vector<std::string>& patterns) {
   if (patterns.empty()) return;
   std::vector<std::string> names;
-  const auto choose = [&](std::vector<ExportTensor>& tensors, TensorRole role) {
+  const auto choose = [&](std::vector<ExportTensor>& tensors) {
     std::erase_if(tensors, [&](const ExportTensor& tensor) {
-      names.push_back(chosen_by(tensor.name, role));
+      names.push_back(tensor.weight());
       if (is_chosen(patterns, names.back())) return false;
       source.skipped.push_back({tensor.source_name, "not selected by --tensors"});
       return true;
     });
   };
-  choose(source.weights, TensorRole::Weight);
-  choose(source.optimizer, TensorRole::OptimizerState);
+  choose(source.weights);
+  choose(source.optimizer);
   check_patterns(patterns, names, "--tensors", source.path.string());
 }
 
@@ -337,14 +355,17 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   if (std::unique_ptr<ShardedSource> sharded =
           has_steps ? open_megatron(path, options.step)
                     : open_sharded(path, options.shards, wants_optimizer(options))) {
-    require(
-        !options.merge_lora,
-        "--merge-lora takes adapters of a run or in PEFT's format; if {} holds such of a running "
-        "model, write them first, without --merge-lora",
-        path.string());
     require(!options.step || has_steps, "{} is a {} and has no step {}", path.string(),
             sharded->kind(), options.step.value_or(0));
-    add_sharded(result, std::move(sharded), options);
+    if (options.merge_lora) {
+      require(!options.like, "{} is merged with its base, whose names are known; omit --like",
+              path.string());
+      result.kind = sharded->kind();
+      result.warnings = sharded->warnings();
+      add_merged(result, options, std::move(sharded));
+    } else {
+      add_sharded(result, std::move(sharded), options);
+    }
     choose_tensors(result, options.tensors);
     check_size(result);
     return result;

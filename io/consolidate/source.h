@@ -11,15 +11,9 @@
 #include "io/consolidate/consolidate.h"
 #include "io/consolidate/tensor_files.h"
 #include "io/hf/family.h"
+#include "io/source/hyperparameters.h"
 
 namespace tessera::io {
-
-/// Hyperparameters of AdamW.
-struct AdamWSettings {
-  double lr = 0;  ///< base rate, before any schedule
-  double beta1 = 0, beta2 = 0, eps = 0;
-  double weight_decay = 0;  ///< of tensors of two or more dims; others do not decay
-};
 
 /// Tensors to export from a source, with their names in the output.
 struct ConsolidateSource {
@@ -39,12 +33,12 @@ struct ConsolidateSource {
   /// empty if unknown.
   std::vector<std::string> parameters;
   std::optional<std::int64_t>
-      optimizer_step;                  ///< number of updates, if it is not among the moments
-  std::optional<AdamWSettings> adamw;  ///< if the source records them
+      optimizer_step;              ///< number of updates, if it is not among the moments
+  std::vector<ParamGroup> groups;  ///< of weights by their names in the output, if recorded
   std::vector<SkippedEntry> skipped;
   std::vector<std::string> warnings;  ///< as in ConsolidatePlan
 
-  std::vector<std::unique_ptr<TensorSource>> sources;  ///< pointed to by ExportTensor::source
+  std::vector<std::shared_ptr<const TensorSource>> sources;  ///< pointed to by ExportTensor::source
 };
 
 /// Opens a source of any kind and lists the tensors that the options select.

@@ -30,7 +30,10 @@ struct ExportTensor {
   Encoding encoding = Encoding::Plain;  ///< of `written`
   /// Q8_0: the source has the bytes of blocks, as U8. `stored` is then F32.
   Encoding stored_encoding = Encoding::Plain;
+  std::string kind = {};  ///< "exp_avg" of "exp_avg/NAME"; empty: not optimizer state of a weight
 
+  /// Name of the weight, also of one that this is state of.
+  std::string weight() const { return kind.empty() ? name : name.substr(kind.size() + 1); }
   std::int64_t bytes_of(std::int64_t elements) const {
     const EncodingUnit unit = encoding_unit(encoding, written);
     return elements / unit.elements * unit.bytes;

@@ -4,6 +4,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
@@ -117,9 +119,11 @@ bool has_dcp(const fs::path& dir) {
                              [](const fs::path& path) { return path.extension() == ".distcp"; });
 }
 
+using StoredValues = std::vector<std::pair<std::string, StoredBlock>>;
+
 // Adds what one .metadata lists. @param folder  of the source, where it is; may be empty
 void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::string>& files,
-             std::vector<std::string>& objects) {
+             std::vector<std::string>& objects, StoredValues& hyperparameters) {
   const fs::path metadata_path = source.path() / folder / kMetadataFile;
   require<CorruptCheckpoint>(is_there(metadata_path),
                              "{} has shards, but no {}: PyTorch writes it last, so this save was "
@@ -133,15 +137,22 @@ void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::str
       parse_dcp_metadata(ByteRange(metadata_file, 0, bytes), metadata_path.string());
   const auto first_file = static_cast<std::uint32_t>(files.size());
   std::vector<std::int64_t> needed(metadata.files.size());
+  const auto use = [&](const std::string& name, StoredBlock& chunk) {
+    std::int64_t end = 0;
+    require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
+                               "{}: {} has {} bytes at {}, past 2^63", metadata_path.string(), name,
+                               chunk.length, chunk.offset);
+    needed[chunk.file] = std::max(needed[chunk.file], end);
+    chunk.file += first_file;
+  };
+  for (auto& [name, chunk] : metadata.hyperparameters) {
+    use(name, chunk);
+    hyperparameters.emplace_back(name, chunk);
+  }
   for (auto& [name, tensor] : metadata.tensors) {
     for (StoredBlock& chunk : tensor.chunks) {
-      std::int64_t end = 0;
-      require<CorruptCheckpoint>(!__builtin_add_overflow(chunk.offset, chunk.length, &end),
-                                 "{}: tensor {} has {} bytes at {}, past 2^63",
-                                 metadata_path.string(), name, chunk.length, chunk.offset);
       check_length(tensor, chunk, fmt::format("{}: tensor {}", metadata_path.string(), name));
-      needed[chunk.file] = std::max(needed[chunk.file], end);
-      chunk.file += first_file;
+      use(name, chunk);
     }
     source.add(name, tensor.dtype, safetensors_from_torch(tensor.dtype), tensor.shape,
                std::move(tensor.chunks), tensor.top_key);
@@ -159,6 +170,29 @@ void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::str
     files.push_back(name);
   }
   objects.insert(objects.end(), metadata.objects.begin(), metadata.objects.end());
+}
+
+// Each is an archive of its own.
+Hyperparameters read_hyperparameters(const ShardedSource& source,
+                                     const std::vector<std::string>& files,
+                                     const StoredValues& stored) {
+  constexpr std::int64_t kMostPickled = std::int64_t{64} << 20;  // bytes
+  HyperparametersReader reader(source.where());
+  for (const auto& [name, place] : stored) {
+    const auto file = source.file(files[place.file]);
+    const ByteRange range(*file, place.offset, place.length);
+    const auto leave_out = [&, of = std::string_view(name)] { reader.leave_out(of); };
+    std::optional<TorchArchive> archive;
+    try {
+      archive.emplace(range, kMostPickled, std::span<const PickleGlobal>(), UnknownGlobals::Inert);
+    } catch (const CorruptCheckpoint&) {
+      leave_out();
+    } catch (const Unsupported&) {
+      leave_out();
+    }
+    if (archive) reader.add(name, archive->root());
+  }
+  return reader.finish();
 }
 
 }  // namespace
@@ -181,7 +215,13 @@ std::unique_ptr<ShardedSource> open_dcp(const fs::path& dir) {
   }
   auto source = std::make_unique<ShardedSource>(dir, kind);
   std::vector<std::string> files, objects;
-  for (const fs::path& folder : folders) add_dcp(*source, folder, files, objects);
+  StoredValues hyperparameters;
+  for (const fs::path& folder : folders) add_dcp(*source, folder, files, objects, hyperparameters);
+  if (!hyperparameters.empty()) {
+    source->set_hyperparameters([of = source.get(), files, stored = std::move(hyperparameters)] {
+      return read_hyperparameters(*of, files, stored);
+    });
+  }
   source->finish(std::move(files), std::move(objects), true);
   return source;
 }

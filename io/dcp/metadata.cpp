@@ -14,6 +14,7 @@
 #include "io/pickle/pickle_reader.h"
 #include "io/pump/box.h"
 #include "io/safetensors/header.h"
+#include "io/source/hyperparameters.h"
 #include "io/torch/torch_archive.h"
 
 namespace tessera::io {
@@ -66,7 +67,8 @@ std::vector<PickleGlobal> metadata_globals() {
 // Numbers of folded objects:
 //   torch.Size            the sizes
 //   ChunkStorageMetadata  offsets, then sizes
-//   MetadataIndex         number of the name; then, for tensors, 1 and the offsets
+//   MetadataIndex         number of the name; then, for tensors and hyperparameters, 1 and the
+//                         offsets
 //   _StorageInfo          number of the path, offset, length
 constexpr std::string_view kChunk = "ChunkStorageMetadata", kIndex = "MetadataIndex",
                            kInfo = "_StorageInfo";
@@ -148,7 +150,7 @@ class StorageLocations final : public PickleFolder {
       FoldedNumbers index(key.is_folded(kIndex) ? key.numbers().begin() : key.numbers().end(),
                           key.numbers().end());
       if (index.empty()) read_index(PickleReader(key, storage_data.where()), index);
-      if (index.size() == 1) return;  // not a tensor
+      if (index.size() == 1) return;  // another object
       const std::string where =
           fmt::format("{}: {}", storage_data.where(), names_[static_cast<std::uint32_t>(index[0])]);
       FoldedNumbers info;
@@ -216,9 +218,9 @@ class StorageLocations final : public PickleFolder {
     std::optional<Shape> offsets;
     if (!offset.is_none()) offsets = offset.shape();
     numbers.push_back(names_.number(name));
-    if (!offsets) return;
+    if (!offsets && !HyperparametersReader::is_one(name)) return;
     numbers.push_back(1);
-    append(*offsets, numbers);
+    if (offsets) append(*offsets, numbers);
   }
   void read_info(const PickleReader& info, FoldedNumbers& numbers) {
     if (info.value().is_folded(kInfo)) {
@@ -245,7 +247,7 @@ class StorageLocations final : public PickleFolder {
     numbers.insert(numbers.end(), {paths_.number(name), offset, length});
   }
   void add(std::span<const std::int64_t> index, std::span<const std::int64_t> info) {
-    if (index.size() == 1) return;  // not a tensor
+    if (index.size() == 1) return;  // another object
     require<CorruptCheckpoint>(places_.size() < most_,
                                "{}: more than {} stored chunks, too many for a file of its size",
                                source_, most_);
@@ -329,6 +331,10 @@ DcpMetadata parse_dcp_metadata(const ByteRange& bytes, const std::string& source
                                name);
     if (entry.is_object("BytesStorageMetadata")) {
       metadata.objects.push_back(name);
+      if (!HyperparametersReader::is_one(name)) return;
+      std::vector<StoredBlock> place(1);
+      locations.locate(name, place, where, metadata.files);
+      metadata.hyperparameters.emplace_back(name, std::move(place[0]));
       return;
     }
     entry.expect_object("TensorStorageMetadata");

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/shape.h"
@@ -23,7 +24,9 @@ struct DcpTensor {
 struct DcpMetadata {
   std::map<std::string, DcpTensor> tensors;
   std::vector<std::string> objects;  ///< names of entries that are not tensors
-  std::vector<std::string> files;    ///< names of the files that hold chunks
+  /// Those of them that have hyperparameters: archives of torch.save.
+  std::vector<std::pair<std::string, StoredBlock>> hyperparameters;
+  std::vector<std::string> files;  ///< names of the files that hold chunks or hyperparameters
 };
 
 /// Parses and validates a `.metadata` file of PyTorch 2 (tested with 2.1 and 2.15; accepts the

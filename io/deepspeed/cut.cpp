@@ -338,6 +338,23 @@ std::optional<std::int64_t> DeepSpeedStates::optimizer_step() const {
   return is_whole ? std::optional(value) : std::nullopt;
 }
 
+Hyperparameters DeepSpeedStates::hyperparameters() const {
+  Hyperparameters result;
+  if (optimizers_.empty()) return result;
+  std::set<std::int64_t> used;
+  for (const auto& [settings, parts] : optimizers_.front().settings) {
+    if (settings == nullptr) return {};
+    ParamGroup& group = result.groups.emplace_back(ParamGroup{settings, ParamGroup::Of::Named});
+    for (const std::int64_t part : parts) {
+      if (part < 0 || part >= std::ssize(model().groups) || !used.insert(part).second) return {};
+      for (const auto& [name, shape] : model().groups[static_cast<std::size_t>(part)])
+        group.weights.push_back(name);
+    }
+  }
+  result.left_out = optimizers_.front().left_out;
+  return result;
+}
+
 std::vector<std::string> DeepSpeedStates::files() const {
   std::vector<std::string> files = model_files_;
   files.insert(files.end(), optimizer_files_.begin(), optimizer_files_.end());

@@ -49,6 +49,7 @@ std::unique_ptr<ShardedSource> open_deepspeed(const fs::path& dir, bool moments)
   }
   source->set_left_out(std::move(left_out));
   source->set_optimizer_step(states.optimizer_step());
+  source->set_hyperparameters([found = states.hyperparameters()] { return found; });
   source->finish(states.files(), model.objects, false);
   return source;
 }

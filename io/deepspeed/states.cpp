@@ -172,8 +172,19 @@ DeepSpeedOptimizer read_deepspeed_optimizer(const ByteRange& archive) {
     group.for_each_element(
         [&](const PickleReader& padding) { paddings.push_back(padding.integer()); });
   });
-  const std::map<std::int64_t, PickleReader> states = state_by_group(
-      root.get(parts_of_parameters ? "optimizer_state_dict" : "base_optimizer_state"));
+  const PickleReader inner =
+      root.get(parts_of_parameters ? "optimizer_state_dict" : "base_optimizer_state");
+  const std::map<std::int64_t, PickleReader> states = state_by_group(inner);
+  inner.get("param_groups").for_each_element([&](const PickleReader& group) {
+    auto& [settings, parts] = result.settings.emplace_back(
+        HyperparametersReader::read_settings(group.value(), result.left_out),
+        std::vector<std::int64_t>());
+    const PickleReader params = group.get("params");
+    for (std::size_t i = 0; params.value().is(PickleKind::List) && i < params.elements().size();
+         ++i)
+      if (params.element(i).value().is(PickleKind::Int))
+        parts.push_back(params.element(i).value().integer);
+  });
   weights.for_each_element([&](const PickleReader& node) {
     const auto state = states.find(static_cast<std::int64_t>(result.parts.size()));
     DeepSpeedPart& part = result.parts.emplace_back();

@@ -43,6 +43,9 @@ struct DeepSpeedOptimizer {
   std::vector<DeepSpeedPart> parts;
   /// Elements that follow each parameter of each group; empty: none (ZeRO-1 and 2).
   std::vector<std::vector<std::int64_t>> paddings;
+  /// Settings of ParamGroup, and indices of the parts of the model's groups that have them.
+  std::vector<std::pair<std::shared_ptr<const Json>, std::vector<std::int64_t>>> settings;
+  std::vector<std::string> left_out;  ///< as in Hyperparameters
   std::string steps;  ///< step counters of the optimizer; equal on all ranks of a save
 };
 
@@ -72,6 +75,8 @@ class DeepSpeedStates {
   int stage() const { return optimizers_.empty() ? 0 : optimizers_.front().stage; }
   /// Number of updates, if the optimizer records one for all of its parts.
   std::optional<std::int64_t> optimizer_step() const;
+  /// Of groups of named weights; none if the files do not say which weights they have.
+  Hyperparameters hyperparameters() const;
   /// Files of models, then of optimizers.
   std::vector<std::string> files() const;
   /// Cuts all tensors: weights of the optimizer in float32 and their moments; frozen parameters,

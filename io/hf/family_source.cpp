@@ -12,17 +12,19 @@
 
 namespace tessera::io {
 
-ForeignModel read_foreign_model(ShardedSource& source, const fs::path& config_file) {
+ForeignModel read_foreign_model(const fs::path& config_file) {
   ForeignModel model;
   model.config = read_hf_config(config_file);
   const HfFamily& family = *find_hf_family(model.config.at("arch").get<std::string>());
   model.names = names_of_family(family, model.config, Json(), config_file.string());
   model.tensors = family.tensors(model.config);
-  if (is_megatron(source)) {
-    model.warnings = check_megatron_arguments(source.path(), model.config);
-    use_hugging_face_names(source, model.names, model.config);
-  }
   return model;
+}
+
+void use_names_of(ForeignModel& model, ShardedSource& source) {
+  if (!is_megatron(source)) return;
+  model.warnings = check_megatron_arguments(source.path(), model.config);
+  use_hugging_face_names(source, model.names, model.config);
 }
 
 ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names) {
@@ -34,7 +36,7 @@ ForeignModel unknown_model(const ShardedSource& source, const std::vector<Tensor
   return model;
 }
 
-FamilySource::FamilySource(const ForeignModel& model, std::shared_ptr<ShardedSource> source,
+FamilySource::FamilySource(const ForeignModel& model, std::shared_ptr<const ShardedSource> source,
                            const std::vector<TensorName>& names, LoadPolicy policy)
     : source_(std::move(source)),
       experts_(*source_),

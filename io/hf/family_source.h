@@ -21,10 +21,11 @@ struct ForeignModel {
   std::vector<HfTensor> tensors;  ///< those of tessera, made of `names` in the same order
   std::vector<std::string> warnings;
 };
-/// A model of a family that tessera knows. Gives Megatron's tensors in the source the names of
-/// Hugging Face.
-/// @throws as read_hf_config, and InvalidArgument on arguments of Megatron that differ from it
-ForeignModel read_foreign_model(ShardedSource& source, const fs::path& config_file);
+/// A model of a family that tessera knows. @throws as read_hf_config
+ForeignModel read_foreign_model(const fs::path& config_file);
+/// Gives a source with Megatron's names those of a model.
+/// @throws InvalidArgument on arguments of Megatron that differ from the model's
+void use_names_of(ForeignModel& model, ShardedSource& source);
 /// An unknown model, which has the weights of the source under their names.
 /// @param names  from name_all()
 ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names);
@@ -38,12 +39,13 @@ class FamilySource : public ModelSource {
   /// @throws InvalidArgument listing all weights that do not match the model, or if two would get one
   ///         name, or if there are several models; Unsupported on a weight of a dtype that tessera
   ///         lacks, or parts of different dtypes
-  FamilySource(const ForeignModel& model, std::shared_ptr<ShardedSource> source,
+  FamilySource(const ForeignModel& model, std::shared_ptr<const ShardedSource> source,
                const std::vector<TensorName>& names, LoadPolicy policy = LoadPolicy::Exact);
 
   const Json& config() const override { return *config_; }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   const fs::path& path() const override { return source_->path(); }
+  const fs::path& config_dir() const override { return source_->config_dir(); }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override;
   File open_file(const std::string& name) const override { return source_->open_file(name); }
   /// Names at the source, joined by " + ".
@@ -52,7 +54,7 @@ class FamilySource : public ModelSource {
  private:
   // @return whether all parts are there and fit together
   bool add(const TensorInfo& weight, const std::vector<TensorPlace>& parts);
-  std::shared_ptr<ShardedSource> source_;
+  std::shared_ptr<const ShardedSource> source_;
   PartsSource experts_;  // parts of tensors that stack experts
   std::shared_ptr<const Json> config_;
   std::map<std::string, std::vector<TensorPlace>> parts_;  // by tessera's name

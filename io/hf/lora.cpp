@@ -144,6 +144,7 @@ class MergedSource final : public ModelSource {
     return reader_ ? &*reader_ : base_->checkpoint();
   }
   const fs::path& path() const override { return base_->path(); }
+  const fs::path& config_dir() const override { return base_->config_dir(); }
   const std::vector<TensorInfo>& tensors() const override { return base_->tensors(); }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
     auto record = base_->record(name);
@@ -170,12 +171,11 @@ class MergedSource final : public ModelSource {
 // The tensors of PEFT's file under tessera's names.
 class PeftSource final : public TensorSource {
  public:
-  explicit PeftSource(std::unique_ptr<ShardedSource> file) : file_(std::move(file)) {}
+  explicit PeftSource(std::shared_ptr<const ShardedSource> file) : file_(std::move(file)) {}
   void add(const std::string& name, const TensorInfo& theirs) {
     tensors_.push_back({name, theirs.shape, theirs.dtype});
     theirs_.emplace(name, theirs.name);
   }
-  const ShardedSource& file() const { return *file_; }
 
   const fs::path& path() const override { return file_->path(); }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
@@ -190,15 +190,10 @@ class PeftSource final : public TensorSource {
   }
 
  private:
-  std::unique_ptr<ShardedSource> file_;
+  std::shared_ptr<const ShardedSource> file_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, std::string> theirs_;
 };
-
-Json read_peft_config(const fs::path& dir) {
-  const fs::path file = dir / kPeftConfig;
-  return parse_json(read_file(file, kMaxConfig), file.string());
-}
 
 // Settings under which an adapter is more than the product of A and B.
 void check_peft_config(const Json& config, const std::string& where) {
@@ -302,21 +297,29 @@ std::unique_ptr<ShardedSource> open_peft_tensors(const fs::path& dir) {
              : open_torch_file(dir, kOldPeftWeights, kPeftKind);
 }
 
-std::string peft_base(const fs::path& dir) {
-  const Json config = read_peft_config(dir);
-  const auto base = config.is_object() ? config.find("base_model_name_or_path") : config.end();
-  return base != config.end() && base->is_string() ? base->get<std::string>() : "";
+PeftTensors read_peft(const fs::path& dir) {
+  PeftTensors result;
+  result.config_file = dir / kPeftConfig;
+  result.config = std::make_shared<const Json>(
+      parse_json(read_file(result.config_file, kMaxConfig), result.config_file.string()));
+  result.source = open_peft_tensors(dir);
+  for (const TensorInfo& tensor : result.source->tensors())
+    result.tensors.emplace(tensor.name, tensor);
+  return result;
 }
 
 PeftAdapter open_peft(const fs::path& dir, const Json& model) {
-  const Json config = read_peft_config(dir);
-  const std::string where = (dir / kPeftConfig).string();
-  check_peft_config(config, where);
-  PeftAdapter adapter;
-  auto source = std::make_unique<PeftSource>(open_peft_tensors(dir));
+  return open_peft(read_peft(dir), model);
+}
 
-  std::map<std::string, const TensorInfo*> found;
-  for (const TensorInfo& tensor : source->file().tensors()) found.emplace(tensor.name, &tensor);
+PeftAdapter open_peft(const PeftTensors& tensors, const Json& model) {
+  const Json& config = *tensors.config;
+  check_peft_config(config, tensors.config_file.string());
+  const std::string where = tensors.source->where();
+  PeftAdapter adapter;
+  auto source = std::make_unique<PeftSource>(tensors.source);
+
+  std::map<std::string, TensorInfo> found = tensors.tensors;
   const auto alpha_of = config.find("lora_alpha");
   const double alpha =
       alpha_of != config.end() && alpha_of->is_number() ? alpha_of->get<double>() : 8.0;
@@ -328,15 +331,15 @@ PeftAdapter open_peft(const fs::path& dir, const Json& model) {
     const auto a = found.find(layer.peft_name('A')), b = found.find(layer.peft_name('B'));
     if (a == found.end() && b == found.end()) continue;
     require<CorruptCheckpoint>(a != found.end() && b != found.end(), "{}: {} has one of A and B",
-                               dir.string(), layer.hf_layer);
-    const Shape &shape_a = a->second->shape, &shape_b = b->second->shape;
+                               where, layer.hf_layer);
+    const Shape &shape_a = a->second.shape, &shape_b = b->second.shape;
     const bool fits = shape_a.size() == 2 && shape_b.size() == 2 && shape_a[1] == layer.in &&
                       shape_b[0] == layer.count && shape_a[0] == shape_b[1] && shape_a[0] > 0;
     require<CorruptCheckpoint>(
         fits, "{}: the adapter of {} has shapes {} and {}; expected [rank, {}] and [{}, rank]",
-        dir.string(), layer.hf_layer, shape_a, shape_b, layer.in, layer.count);
-    source->add(layer.a(), *a->second);
-    source->add(layer.b(), *b->second);
+        where, layer.hf_layer, shape_a, shape_b, layer.in, layer.count);
+    source->add(layer.a(), a->second);
+    source->add(layer.b(), b->second);
     const double own = by_pattern(config, "alpha_pattern", layer.hf_layer, alpha);
     const auto rank = static_cast<double>(shape_a[0]);
     is_even = is_even && own == alpha && (adapter.rank == 0 || adapter.rank == shape_a[0]);
@@ -347,10 +350,9 @@ PeftAdapter open_peft(const fs::path& dir, const Json& model) {
     found.erase(a);
     found.erase(b);
   }
-  require(found.empty(), "{}: {} belongs to no layer of the model that LoRA can adapt",
-          (dir / kPeftWeights).string(), found.empty() ? "" : found.begin()->first);
-  require<CorruptCheckpoint>(!adapter.layers.empty(), "{} holds no adapter",
-                             (dir / kPeftWeights).string());
+  require(found.empty(), "{}: {} belongs to no layer of the model that LoRA can adapt", where,
+          found.empty() ? "" : found.begin()->first);
+  require<CorruptCheckpoint>(!adapter.layers.empty(), "{} holds no adapter", where);
   adapter.alpha = adapter.scales.front() * static_cast<double>(adapter.rank);
   if (!is_even) adapter.rank = 0, adapter.alpha = 0;
   // As names if they choose these layers and no others.

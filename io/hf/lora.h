@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,16 @@ bool is_peft(const fs::path& dir);
 /// The tensors of an adapter in PEFT's format, under its names. @throws as open_sharded
 std::unique_ptr<ShardedSource> open_peft_tensors(const fs::path& dir);
 
+/// The tensors and the configuration of an adapter of PEFT.
+struct PeftTensors {
+  fs::path config_file;  ///< adapter_config.json
+  std::shared_ptr<const Json> config;
+  std::shared_ptr<const ShardedSource> source;
+  std::map<std::string, TensorInfo> tensors;  ///< by name in PEFT's files; as in `source`
+};
+/// Of a directory in PEFT's format. @throws as open_sharded
+PeftTensors read_peft(const fs::path& dir);
+
 /// An adapter in PEFT's format.
 struct PeftAdapter {
   std::int64_t rank = 0;                 ///< 0: not the same in all layers
@@ -55,13 +66,17 @@ struct PeftAdapter {
 /// @param model  "model" section of the base
 /// @throws Unsupported naming a setting or tensor that tessera lacks; CorruptCheckpoint,
 ///         InvalidArgument on a layer that the model has not
+PeftAdapter open_peft(const PeftTensors& tensors, const Json& model);
 PeftAdapter open_peft(const fs::path& dir, const Json& model);
-/// base_model_name_or_path of an adapter in PEFT's format; empty if it is not there.
-/// @throws CorruptCheckpoint, IoError
-std::string peft_base(const fs::path& dir);
 
 /// adapter_config.json of a "model" section with "lora".
 Json peft_config(const Json& model);
+
+/// The model of an adapter's base with the adapter merged into it.
+/// @param base  MODEL of the base; empty: the adapter's own source if it has the base's weights and
+///              a config.json, else the model that the configuration names
+/// @throws as open_model and open_peft
+std::unique_ptr<ModelSource> open_merged(const PeftTensors& adapter, const fs::path& base);
 
 /// A model whose weights are those of `base` plus those of adapters, as they are read.
 /// @param adapters  tensors A and B of the layers; read here

@@ -9,6 +9,8 @@
 #include "io/hf/config.h"
 #include "io/hf/family_source.h"
 #include "io/hf/lora.h"
+#include "io/hf/peft_state.h"
+#include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
 #include "io/torch/rank_files.h"
 
@@ -90,15 +92,21 @@ constexpr int kMostLevels = 8;
 std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
                                      LoadPolicy policy, const fs::path& base, int level);
 
-std::unique_ptr<ModelSource> open_base(const fs::path& adapters, const std::string& named,
-                                       const fs::path& given, LoadPolicy policy, int level) {
+// @param config  config.json with which the base's weights beside the adapters would be read
+std::unique_ptr<ModelSource> open_base(const std::string& adapters, const std::string& named,
+                                       const fs::path& given, LoadPolicy policy, int level,
+                                       const fs::path& config = {}) {
   std::error_code error;
   require(
       !given.empty() || fs::is_directory(named, error),
       "{} holds LoRA adapters of the model '{}', which is no directory here; name its directory "
-      "with --base, or to train with --model.init_from BASE --lora.init_from {}",
-      adapters.string(), named, adapters.string());
-  require(level < kMostLevels, "{} is the base of its own adapters", adapters.string());
+      "with --base, or to train with --model.init_from BASE --lora.init_from {}{}",
+      adapters, named, adapters,
+      config.empty() ? ""
+                     : "; or, as the base's weights are there, too, copy the model's config.json "
+                       "to " +
+                           config.string());
+  require(level < kMostLevels, "{} is the base of its own adapters", adapters);
   return open_at(given.empty() ? fs::path(named) : given, {}, policy, {}, level + 1);
 }
 
@@ -111,26 +119,41 @@ std::unique_ptr<ModelSource> merge_checkpoint(const CheckpointReader& reader, co
   const std::vector<LoraLayer> layers = lora_layers(config);
   const double scale =
       lora.at("alpha").value().get<double>() / static_cast<double>(lora.at("rank").integer(1));
-  auto model = open_base(reader.path(), lora.at("base").string(), base, policy, level);
+  auto model = open_base(where, lora.at("base").string(), base, policy, level);
   check_base(*model, lora.has("base_digest") ? lora.at("base_digest").string() : "", where);
   return merge_lora(std::move(model), *adapters, layers, std::vector<double>(layers.size(), scale),
                     &reader);
 }
 
-std::unique_ptr<ModelSource> merge_peft(const fs::path& dir, const fs::path& base,
+std::unique_ptr<ModelSource> merge_peft(const PeftTensors& adapters, const fs::path& base,
                                         LoadPolicy policy, int level) {
-  auto model = open_base(dir, peft_base(dir), base, policy, level);
-  const PeftAdapter adapter = open_peft(dir, model->config());
+  const ShardedSource& source = *adapters.source;
+  const fs::path own = source.config_dir() / "config.json";
+  std::vector<TensorName> names;
+  if (base.empty()) names = names_of_base(source);
+  const bool has_base = !names.empty();
+  std::unique_ptr<ModelSource> model;
+  if (has_base && is_there(own)) {
+    model = std::make_unique<FamilySource>(read_foreign_model(own), adapters.source, names, policy);
+  } else {
+    const auto named = adapters.config->is_object()
+                           ? adapters.config->find("base_model_name_or_path")
+                           : adapters.config->end();
+    const bool has_name = named != adapters.config->end() && named->is_string();
+    model = open_base(source.where(), has_name ? named->get<std::string>() : "", base, policy,
+                      level, has_base ? own : fs::path());
+  }
+  const PeftAdapter adapter = open_peft(adapters, model->config());
   return merge_lora(std::move(model), *adapter.source, adapter.layers, adapter.scales, nullptr);
 }
 
 std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
                                      LoadPolicy policy, const fs::path& base, int level) {
   require_model_directory(path);
-  if (is_peft(path)) {
+  if (is_adapter_directory(path)) {
     require(!step, "{} is an adapter in PEFT's format and has no step {}", path.string(),
             step.value_or(0));
-    return merge_peft(path, base, policy, level);
+    return merge_peft(read_peft(path), base, policy, level);
   }
   // Recognizes the kind of a directory by its weights, because a run has a config.json too.
   std::unique_ptr<ShardedSource> source = open_sharded(path, {}, false);
@@ -140,14 +163,17 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
     require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
     return open_checkpoint_model(reader, policy);
   }
-  require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
+  if (has_peft_names(*source))
+    return merge_peft(peft_of_state(std::move(source), {}, {}), base, policy, level);
+  require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
   const fs::path config = source->config_dir() / "config.json";
   require(is_there(config),
           "{} is a {} without config.json, so its model is unknown; copy the config.json of the "
           "Hugging Face model to {}, or `tessera consolidate` it with --config",
           path.string(), source->kind(), config.string());
-  const ForeignModel model = read_foreign_model(*source, config);
+  ForeignModel model = read_foreign_model(config);
+  use_names_of(model, *source);
   const std::vector<TensorName> names = name_all(*source, {});
   return std::make_unique<FamilySource>(model, std::move(source), names, policy);
 }
@@ -162,6 +188,10 @@ void check_base(const ModelSource& base, const std::string& digest, const std::s
       "the adapters in {} belong to a checkpoint with other weights ({}) than {}; name that one "
       "with --base, or to train with --model.init_from",
       adapters, digest, base.path().string());
+}
+
+std::unique_ptr<ModelSource> open_merged(const PeftTensors& adapter, const fs::path& base) {
+  return merge_peft(adapter, base, LoadPolicy::Exact, 0);
 }
 
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,

@@ -21,13 +21,15 @@ class ModelSource : public TensorSource {
   virtual const CheckpointReader* checkpoint() const { return nullptr; }
   /// Whether LoRA adapters are added to the weights as they are read.
   virtual bool is_merged() const { return false; }
+  /// Directory of the model's config.json and tokenizer, if it has them.
+  virtual const fs::path& config_dir() const { return path(); }
 };
 
 /// Opens a command's MODEL argument: a checkpoint, a run or directory of checkpoints (the newest
 /// committed one or the one of `step`), a Hugging Face model directory, or a PyTorch Distributed
 /// Checkpoint (FSDP, torchtitan, Lightning, its safetensors form) with a config.json in it.
-/// Weights of LoRA adapters, in a checkpoint or in PEFT's format, are those of their base plus the
-/// adapters'.
+/// Weights of LoRA adapters, in a checkpoint, in PEFT's format or in the state of PEFT's running
+/// model, are those of their base plus the adapters'.
 /// @param policy  Exact: the tensors must match the configuration; else they are not compared
 /// @param base    MODEL of the frozen weights of adapters; empty: the one that they name
 /// @throws InvalidArgument if path is none of these, or listing all tensors that do not match its

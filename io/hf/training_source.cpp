@@ -86,7 +86,10 @@ TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
   };
   const bool is_known = config_file && is_known_model(*config_file, result.warnings);
   ForeignModel model;
-  if (is_known) model = read_foreign_model(*shared, *config_file);
+  if (is_known) {
+    model = read_foreign_model(*config_file);
+    use_names_of(model, *shared);
+  }
   const std::vector<TensorName> names = name_all(*shared, {});
   if (!is_known) {
     model = unknown_model(*shared, names);

@@ -1,6 +1,8 @@
 #include "io/megatron/arguments.h"
 
+#include <algorithm>
 #include <initializer_list>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -93,7 +95,70 @@ void compare(const PickleReader& args, const std::string& where, const Json& con
       where);
 }
 
+// Calls f() with the content of common.pt. @return why that can't be read; empty if it was
+template <typename F>
+std::string read_common(const fs::path& path, F&& f) {
+  const File file = File::open(path);
+  const ByteRange range(file, 0, file.size());
+  std::optional<TorchArchive> archive;
+  try {
+    archive.emplace(range, kMaxCommon, std::span<const PickleGlobal>(), UnknownGlobals::Inert);
+  } catch (const CorruptCheckpoint& error) {
+    return error.what();
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+  f(archive->root());
+  return "";
+}
+
+// Lists of groups, also of chained optimizers: {"optimizer": {"param_groups": [...]}}, or by number.
+void find_groups(const PickleValue& value, int depth, std::vector<const PickleValue*>& lists) {
+  constexpr int kMaxDepth = 3;
+  constexpr std::size_t kMaxKeys = 64;
+  if (!value.is(PickleKind::Dict) || value.items().size() > 2 * kMaxKeys) return;
+  const PickleValue* const list = value.find("param_groups");
+  if (list != nullptr && list->is(PickleKind::List)) return lists.push_back(list);
+  for (std::size_t i = 1; i < value.items().size() && depth < kMaxDepth; i += 2)
+    find_groups(*value.items()[i], depth + 1, lists);
+}
+
 }  // namespace
+
+Hyperparameters read_megatron_hyperparameters(const fs::path& dir) {
+  const fs::path path = dir / kCommon;
+  Hyperparameters result;
+  if (!is_there(path)) return result;
+  std::shared_ptr<const Json> decayed, others;
+  bool is_clear = true;
+  const auto add = [&](const PickleValue& group) {
+    const std::shared_ptr<const Json> settings =
+        HyperparametersReader::read_settings(group, result.left_out);
+    const auto factor = settings ? settings->find("wd_mult") : Json::const_iterator();
+    if (!settings || factor == settings->end() || !factor->is_number()) {
+      is_clear = false;
+      return;
+    }
+    auto& kept = factor->get<double>() != 0 ? decayed : others;
+    for (const char* key : {"lr", "betas", "eps", "weight_decay"})
+      is_clear = is_clear && (!kept || kept->value(key, Json()) == settings->value(key, Json()));
+    if (!kept) kept = settings;
+  };
+  read_common(path, [&](const PickleValue& root) {
+    const PickleValue* const optimizer =
+        root.is(PickleKind::Dict) ? root.find("optimizer") : nullptr;
+    std::vector<const PickleValue*> lists;
+    if (optimizer != nullptr) find_groups(*optimizer, 0, lists);
+    constexpr std::size_t kMaxGroups = 64;
+    for (const PickleValue* list : lists)
+      for (const PickleValue* group :
+           list->items().first(std::min(list->items().size(), kMaxGroups)))
+        add(*group);
+  });
+  if (!is_clear || !decayed || !others) return {};
+  result.groups = {{decayed, ParamGroup::Of::Matrices}, {others, ParamGroup::Of::Others}};
+  return result;
+}
 
 std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Json& config) {
   const fs::path path = dir / kCommon;
@@ -102,24 +167,16 @@ std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Jso
       "config.json, and zero-centered norms, are not compared with them",
       path.string());
   if (!is_there(path)) return {unknown};
-  const File file = File::open(path);
-  const ByteRange range(file, 0, file.size());
-  std::optional<TorchArchive> archive;
-  const auto warning = [&](const Error& error) {
-    return fmt::format("{}; Megatron's arguments are not compared with the model", error.what());
-  };
-  try {
-    archive.emplace(range, kMaxCommon, std::span<const PickleGlobal>(), UnknownGlobals::Inert);
-  } catch (const CorruptCheckpoint& error) {
-    return {warning(error)};
-  } catch (const Unsupported& error) {
-    return {warning(error)};
-  }
-  const PickleReader root(archive->root(), path.string());
-  if (!root.value().is(PickleKind::Dict)) return {unknown};
-  const PickleReader args = root.get("args");
-  if (!args.value().is(PickleKind::Object)) return {unknown};
-  compare(args, path.string() + ": args", config);
+  bool has_arguments = false;
+  const std::string problem = read_common(path, [&](const PickleValue& value) {
+    const PickleReader root(value, path.string());
+    if (!root.value().is(PickleKind::Dict)) return;
+    const PickleReader args = root.get("args");
+    has_arguments = args.value().is(PickleKind::Object);
+    if (has_arguments) compare(args, path.string() + ": args", config);
+  });
+  if (!problem.empty()) return {problem + "; Megatron's arguments are not compared with the model"};
+  if (!has_arguments) return {unknown};
   return {};
 }
 

@@ -5,6 +5,7 @@
 
 #include "io/base/file.h"
 #include "io/base/json.h"
+#include "io/source/hyperparameters.h"
 
 namespace tessera::io {
 
@@ -15,5 +16,10 @@ namespace tessera::io {
 /// @throws InvalidArgument naming the argument that differs; Unsupported on a switch that Hugging
 ///         Face's models lack
 std::vector<std::string> check_megatron_arguments(const fs::path& dir, const Json& config);
+
+/// The optimizer's hyperparameters in `common.pt`, which does not name weights: of weights of two or
+/// more dims and of others, as Megatron groups them unless told otherwise. None if the groups are
+/// others than these two.
+Hyperparameters read_megatron_hyperparameters(const fs::path& dir);
 
 }  // namespace tessera::io

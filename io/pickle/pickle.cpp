@@ -419,6 +419,12 @@ class PickleMachine {
     value->integer = integer;
     push(value);
   }
+  // @param argument  big-endian
+  void push_real(std::uint64_t argument) {
+    PickleValue* const value = make(PickleKind::Float);
+    value->real = std::bit_cast<double>(__builtin_bswap64(argument));
+    push(value);
+  }
   void push_long(std::uint64_t bytes) {
     if (inert_ && bytes > sizeof(std::int64_t)) return push_text(PickleKind::Bytes, bytes);
     check(bytes <= sizeof(std::int64_t), "an integer of {} bytes; at most 8 are accepted", bytes);
@@ -575,7 +581,7 @@ class PickleMachine {
       case kFalse:
         return push(&constants().no);
       case kBinFloat:
-        return push(make(PickleKind::Float));
+        return push_real(argument);
       case kBinUnicode:
       case kShortBinUnicode:
       case kBinUnicode8:

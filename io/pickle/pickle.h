@@ -23,7 +23,7 @@ enum class PickleKind : std::uint8_t {
   None,
   Bool,          ///< integer
   Int,           ///< integer
-  Float,         ///< its value is not kept
+  Float,         ///< real
   Str,           ///< text()
   Bytes,         ///< text()
   Tuple,         ///< items()
@@ -48,6 +48,7 @@ struct PickleValue {
   std::uint32_t capacity = 0;
   union {
     std::int64_t integer = 0;
+    double real;
     const PickleGlobal* global;  ///< one of the `known` globals of Pickle, or an inert one
   };
   const void* data = nullptr;  ///< the text, or an array of pointers to the items

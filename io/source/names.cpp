@@ -49,20 +49,6 @@ bool is_optimizer_key(std::string_view key) {
   });
 }
 
-std::string without_wrappers(std::string_view source) {
-  std::string name;
-  for (std::size_t begin = 0; begin <= source.size();) {
-    const std::size_t end = std::min(source.find('.', begin), source.size());
-    const std::string_view part = source.substr(begin, end - begin);
-    if (!contains(kWrappers, part) || end == source.size()) {
-      name += part;
-      if (end < source.size()) name += '.';
-    }
-    begin = end + 1;
-  }
-  return name;
-}
-
 std::string_view first_part(std::string_view name) { return name.substr(0, name.find('.')); }
 
 // The outermost key of a tensor's path. In a flat dict, the first part of the name may be one.
@@ -210,6 +196,20 @@ Rename parse_rename(const std::string& text) {
 
 }  // namespace
 
+std::string without_wrappers(std::string_view source) {
+  std::string name;
+  for (std::size_t begin = 0; begin <= source.size();) {
+    const std::size_t end = std::min(source.find('.', begin), source.size());
+    const std::string_view part = source.substr(begin, end - begin);
+    if (!contains(kWrappers, part) || end == source.size()) {
+      name += part;
+      if (end < source.size()) name += '.';
+    }
+    begin = end + 1;
+  }
+  return name;
+}
+
 std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, const NameRules& rules,
                                      const std::string& of) {
   const Nesting nesting = find_nesting(tensors);
@@ -226,7 +226,8 @@ std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, cons
     const bool is_weight = name.role == TensorRole::Weight;
     if (!is_weight && name.kind.empty()) continue;
     // The user's prefixes are those of whole names.
-    if (is_weight && !rules.is_auto()) name.name = name.source;
+    if (is_weight && !rules.is_auto() && (rules.keep_keys || !rules.prefixes.empty()))
+      name.name = name.source;
     if (rules.is_auto()) name.name = without_wrappers(name.name);
     changed.push_back(&name);
   }

@@ -13,6 +13,9 @@ struct NameRules {
   /// wrappers add anywhere between dots: `_orig_mod` (torch.compile), `_fsdp_wrapped_module` and
   /// `_checkpoint_wrapped_module`.
   bool strip_wrappers = true;
+  /// Whether names of weights keep the keys of the saved dict if neither of the other two removes
+  /// them. False for outputs that have keys of their own.
+  bool keep_keys = true;
   /// If not empty, replaces strip_wrappers: removes each prefix once, in this order.
   std::vector<std::string> prefixes = {};
   /// Changes to each name after that, in this order: `s/OLD/NEW/`, where OLD is an ECMAScript
@@ -65,6 +68,9 @@ struct KeyedName {
 /// @throws InvalidArgument on a malformed rename, or listing rules that match nothing
 std::vector<TensorName> name_tensors(const std::vector<KeyedName>& tensors, const NameRules& rules,
                                      const std::string& of);
+
+/// A name without the parts that wrappers add, such as `_orig_mod`.
+std::string without_wrappers(std::string_view name);
 
 /// @throws InvalidArgument naming both if two tensors of a role would get one name, or if a name
 ///         would be empty

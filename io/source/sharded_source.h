@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 
 #include "io/base/open_files.h"
 #include "io/pump/tensor_source.h"
+#include "io/source/hyperparameters.h"
 #include "io/torch/torch_archive.h"
 
 namespace tessera::io {
@@ -72,6 +74,9 @@ class ShardedSource final : public TensorSource {
   void set_config_dir(fs::path dir) { config_dir_ = std::move(dir); }
   void set_where(std::string where) { where_ = std::move(where); }
   void set_optimizer_step(std::optional<std::int64_t> step) { optimizer_step_ = step; }
+  void set_hyperparameters(std::function<Hyperparameters()> read) {
+    hyperparameters_ = std::move(read);
+  }
   std::shared_ptr<const File> file(const std::string& name) const { return open_files_.get(name); }
 
   const std::string& kind() const { return kind_; }
@@ -85,6 +90,11 @@ class ShardedSource final : public TensorSource {
   const std::vector<std::string>& left_out() const { return left_out_; }
   /// Number of updates that the optimizer made, if it is recorded other than as a tensor.
   std::optional<std::int64_t> optimizer_step() const { return optimizer_step_; }
+  /// Reads the optimizer's hyperparameters, with weights named as in its state; none if the source
+  /// has none. @throws IoError, CorruptCheckpoint
+  Hyperparameters hyperparameters() const {
+    return hyperparameters_ ? hyperparameters_() : Hyperparameters();
+  }
   /// A tensor of a dtype that tessera lacks.
   struct Unreadable {
     std::string name, dtype, top_key;  ///< dtype: its name in the source; top_key: see top_keys()
@@ -148,6 +158,7 @@ class ShardedSource final : public TensorSource {
   std::map<std::string, MadeTensor> made_;
   std::size_t block_count_ = 0;
   std::optional<std::int64_t> optimizer_step_;
+  std::function<Hyperparameters()> hyperparameters_;
   bool archives_ = false;
   mutable OpenFiles open_files_;
   mutable StorageChecks checks_;

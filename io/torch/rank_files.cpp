@@ -88,6 +88,8 @@ class Assembly {
         where_(files_.size() == 1 ? path(0) : source_->path().string()) {}
 
   void add(std::uint32_t file, const SavedState& state) {
+    if (file == 0)  // ranks have the same
+      source_->set_hyperparameters([found = state.hyperparameters] { return found; });
     objects_.insert(state.objects.begin(), state.objects.end());
     for (const SavedTensor& tensor : state.tensors) {
       const auto [found, is_new] = wholes_.try_emplace(tensor.name, Whole{tensor, file, {}});

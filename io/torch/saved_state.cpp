@@ -120,6 +120,7 @@ class StateReader {
   explicit StateReader(const ByteRange& archive)
       : archive_(archive, kMaxTorchDict, {}, UnknownGlobals::Inert),
         where_(archive.name()),
+        hyperparameters_(where_),
         budget_(archive_.pickle_bytes()),
         names_budget_(kNameFactor * archive_.pickle_bytes()) {}
 
@@ -134,6 +135,7 @@ class StateReader {
                              : "");
     state_.lightning = root.find("pytorch-lightning_version") != nullptr;
     walk(root, "", "", 0);
+    state_.hyperparameters = hyperparameters_.finish();
     return std::move(state_);
   }
 
@@ -183,6 +185,7 @@ class StateReader {
     const PickleGlobal* const function = rebuild_call(saved).function;
     if (function == nullptr || !function->module.starts_with("torch.") ||
         !function->name.starts_with("_rebuild_")) {
+      if (HyperparametersReader::is_one(name)) hyperparameters_.add(name, saved);
       return state_.objects.push_back(name);
     }
     const PickleReader value(without_parameter(saved), fmt::format("{}, {}", where_, name));
@@ -265,6 +268,7 @@ class StateReader {
 
   TorchArchive archive_;
   const std::string where_;
+  HyperparametersReader hyperparameters_;
   std::int64_t budget_;  // bytes of the pickle that are left for entries and tensors
   std::int64_t names_budget_;
   SavedState state_;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "io/pump/chunk.h"
+#include "io/source/hyperparameters.h"
 #include "io/torch/torch_archive.h"
 
 namespace tessera::io {
@@ -27,6 +28,7 @@ struct SavedState {
   std::vector<SavedTensor> tensors;
   std::vector<std::string> objects;  ///< names of other values
   bool lightning = false;            ///< a checkpoint of PyTorch Lightning
+  Hyperparameters hyperparameters;   ///< of its optimizer
 };
 
 /// Reads the descriptions of all tensors: plain ones, DTensors (Shard, _StridedShard, Replicate on

@@ -16,6 +16,8 @@ TESSERA_FUZZ_TARGET(dcp_metadata, "dcp_metadata") {
       }
       fuzz::expect(elements == numel(tensor.shape));
     }
+    for (const auto& [name, place] : metadata.hyperparameters)
+      fuzz::expect(place.file < metadata.files.size() && place.offset >= 0 && place.length > 0);
   });
   return 0;
 }

@@ -15,6 +15,8 @@ TESSERA_FUZZ_TARGET(saved_state, "saved_state") {
   const std::string bytes = file.bytes();
   fuzz::try_parse([&] {
     const io::SavedState state = io::read_saved_state(io::ByteRange(bytes, "archive"));
+    for (const io::ParamGroup& group : state.hyperparameters.groups)
+      fuzz::expect(group.settings != nullptr && !group.weights.empty());
     for (const io::SavedTensor& tensor : state.tensors) {
       fuzz::expect(!tensor.name.empty() && !tensor.dtype.empty());
       for (const io::SavedTensor::Stored& stored : tensor.stored) {

@@ -1,11 +1,15 @@
 // LoRA adapters in the state of a running model of PEFT.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "io/base/json.h"
 #include "io/consolidate/consolidate.h"
+#include "io/hf/config.h"
+#include "io/hf/model_names.h"
 #include "io/source/find_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -94,6 +98,128 @@ TEST_CASE_FIXTURE(Fixture, "an adapter needs its configuration and both halves")
     run();
     const SafetensorsReader reader(out / "adapter_model.safetensors");
     CHECK(reader.header().tensors.size() == 2);
+  }
+}
+
+/// A Llama of one layer, and the state of a model of PEFT on it.
+struct MergeFixture {
+  TempDir dir;
+  fs::path base = dir.path() / "base", state = dir.path() / "state", out = dir.path() / "out";
+  ConsolidateOptions options;
+  std::vector<DcpEntry> weights, adapters;
+
+  MergeFixture() {
+    for (const fs::path& each : {base, state}) fs::create_directories(each);
+    const Json config = Json::parse(R"({"model_type": "llama", "hidden_size": 8,
+        "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 10, "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": false})");
+    write_text(base / "config.json", config.dump());
+    write_text(state / "adapter_config.json",
+               R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_rslora": true,
+                   "alpha_pattern": {"down_proj": 5}})");
+    const HfFamily& family = *hf_family_of(config);
+    const Json section = family.config_from_hf(config, "x");
+    for (const ModelTensor& tensor : names_of_family(family, section, config, "x").tensors)
+      weights.push_back(entry(tensor.name, {tensor.shape.begin(), tensor.shape.end()}));
+    write_dcp_shard(base / kShard, weights);
+    for (const auto& [layer, outputs, in] :
+         {std::tuple("self_attn.q_proj", 8, 8), std::tuple("mlp.down_proj", 8, 12)}) {
+      const std::string name = std::string("base_model.model.model.layers.0.") + layer;
+      adapters.push_back(entry(name + ".lora_A.default.weight", {2, in}));
+      adapters.push_back(entry(name + ".lora_B.default.weight", {outputs, 2}));
+    }
+    write_dcp_shard(state / kShard, adapters);
+    options.merge_lora = true;
+    options.overwrite = true;
+  }
+  static constexpr const char* kShard = "shard-00001-model-00001-of-00001.safetensors";
+  static DcpEntry entry(const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::int64_t n = 1;
+    for (const std::int64_t extent : shape) n *= extent;
+    std::string bytes(static_cast<std::size_t>(4 * n), '\0');
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto value = static_cast<float>((i * 7 + std::ssize(name)) % 23 - 11) / 16;
+      std::memcpy(bytes.data() + 4 * i, &value, 4);
+    }
+    return {name, "F32", shape, std::move(bytes)};
+  }
+  std::string run(const fs::path& from) {
+    consolidate(from, out, options);
+    return options.format == ExportFormat::HF ? read_text(out / "model.safetensors") : "";
+  }
+  // The adapters alone, then their weights with the base's.
+  std::string run_twice() {
+    consolidate(state, dir.path() / "adapters", {});
+    ConsolidateOptions merge;
+    merge.merge_lora = true;
+    merge.base = base;
+    consolidate(dir.path() / "adapters", dir.path() / "merged", merge);
+    return read_text(dir.path() / "merged/model.safetensors");
+  }
+};
+
+TEST_CASE_FIXTURE(MergeFixture,
+                  "adapters of a state are merged at once, with the bits of two steps") {
+  const std::string merged = run_twice();
+  ConsolidateOptions plain;
+  plain.overwrite = true;
+  consolidate(base, out, plain);
+  CHECK(read_text(out / "model.safetensors") != merged);  // of the base alone
+  SUBCASE("with a base elsewhere") {
+    options.base = base;
+    CHECK(run(state) == merged);
+    CHECK(Json::parse(read_text(out / "config.json"))["model_type"] == "llama");
+    options.format = ExportFormat::DCP;  // any format
+    run(state);
+  }
+  SUBCASE("with the base's weights in the state") {
+    for (DcpEntry weight : weights) {
+      for (const char* layer : {"q_proj.", "down_proj."})
+        if (const auto at = weight.name.find(layer); at != std::string::npos)
+          weight.name.insert(at + std::strlen(layer), "base_layer.");
+      weight.name = "base_model.model." + weight.name;
+      adapters.push_back(weight);
+    }
+    write_dcp_shard(state / kShard, adapters);
+    CHECK_THROWS_HOLDING(InvalidArgument, "copy the model's config.json to", run(state));
+    fs::copy_file(base / "config.json", state / "config.json");
+    CHECK(run(state) == merged);
+    options.base = base;
+    CHECK(run(state) == merged);
+  }
+}
+
+TEST_CASE_FIXTURE(MergeFixture, "adapters of a state that can't be merged are refused") {
+  SUBCASE("without a base") {
+    CHECK_THROWS_HOLDING(InvalidArgument, "name its directory with --base", run(state));
+  }
+  SUBCASE("no adapters") {
+    options.base = base;
+    CHECK_THROWS_HOLDING(InvalidArgument, "holds no LoRA adapters of PEFT; omit --merge-lora",
+                         run(base));
+  }
+  SUBCASE("one adapter twice") {
+    options.base = base;
+    for (DcpEntry copy : std::vector<DcpEntry>(adapters)) {
+      copy.name = "ema." + copy.name;
+      adapters.push_back(copy);
+    }
+    write_dcp_shard(state / kShard, adapters);
+    CHECK_THROWS_HOLDING(InvalidArgument, "choose one with --select", run(state));
+    options.names.select = {"ema.*"};
+    run(state);
+  }
+  SUBCASE("the base is not replaced") {
+    options.base = base;
+    CHECK_THROWS_HOLDING(InvalidArgument, "contains the directory of --base",
+                         consolidate(state, base, options));
+  }
+  SUBCASE("optimizer state") {
+    options.base = base;
+    options.what = ExportWhat::All;
+    options.format = ExportFormat::Safetensors;
+    CHECK_THROWS_HOLDING(InvalidArgument, "merged weights have no optimizer state", run(state));
   }
 }
 

@@ -233,6 +233,109 @@ TEST_CASE_FIXTURE(Fixture,
   }
 }
 
+TEST_CASE_FIXTURE(Fixture, "hyperparameters of a Distributed Checkpoint are kept, by groups") {
+  export_as(ExportFormat::DCP, ExportWhat::All);
+  const DcpMetadata first = parse_dcp_metadata(read_text(out / ".metadata"), "x");
+  run = out;
+  out = dir.path() / "bin";
+  export_as(ExportFormat::Bin, ExportWhat::Optimizer);
+  CHECK(warnings.empty());
+  const std::string content = read_text(out / "optimizer.bin");
+  const ByteRange range(content, "x");
+  const TorchArchive archive(range, kMaxTorchDict);
+  const auto groups =
+      PickleReader(archive.root(), "x").at("param_groups").expect(PickleKind::List).items();
+  REQUIRE(groups.size() == 2);
+  std::int64_t number = 0;
+  for (std::size_t g = 0; g < 2; ++g) {
+    CHECK(groups[g]->find("lr")->real == 0.25);
+    CHECK(groups[g]->find("weight_decay")->real == (g == 0 ? 0.5 : 0.0));
+    CHECK(groups[g]->find("betas")->items()[1]->real == 0.75);
+    CHECK(groups[g]->find("amsgrad")->is(PickleKind::Bool));
+    for (const PickleValue* param : groups[g]->find("params")->items())
+      CHECK(param->integer == number++);
+    const std::string_view name = groups[g]->find("param_names")->items()[0]->text();
+    CHECK(name == (g == 0 ? "transformer.wte.weight" : "transformer.h.0.ln_1.weight"));
+  }
+  CHECK(number == static_cast<std::int64_t>(model.tensors.size()));
+
+  out = dir.path() / "dcp";
+  for (const bool strip : {true, false}) {  // also under the names of the source
+    options.names.strip_wrappers = strip;
+    options.overwrite = true;
+    export_as(ExportFormat::DCP, ExportWhat::All);
+    const DcpMetadata again = parse_dcp_metadata(read_text(out / ".metadata"), "x");
+    CHECK(again.objects == first.objects);
+    REQUIRE(again.tensors.size() == first.tensors.size());
+    for (const auto& [key, tensor] : first.tensors) CHECK(again.tensors.contains(key));
+  }
+  CHECK(warnings.empty());
+}
+
+TEST_CASE_FIXTURE(Fixture, "a damaged hyperparameter is left out by name") {
+  export_as(ExportFormat::DCP, ExportWhat::All);
+  std::string content = read_text(out / "__0_0.distcp");
+  const DcpMetadata metadata = parse_dcp_metadata(read_text(out / ".metadata"), "x");
+  const auto place = std::ranges::find(metadata.hyperparameters, "optimizer.param_groups.0.eps",
+                                       &std::pair<std::string, StoredBlock>::first);
+  REQUIRE(place != metadata.hyperparameters.end());
+  content[static_cast<std::size_t>(place->second.offset)] = '?';
+  content[static_cast<std::size_t>(place->second.offset + place->second.length - 22)] = '?';
+  write_text(out / "__0_0.distcp", content);
+  run = out;
+  out = dir.path() / "bin";
+  export_as(ExportFormat::Bin, ExportWhat::Optimizer);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("left out: optimizer.param_groups.0.eps") != std::string::npos);
+}
+
+struct ShardFixture : Fixture {
+  std::vector<DcpEntry> entries{{"w", "F32", {2}, "AAAAaaaa"},
+                                {"none", "F32", {0, 3}, ""},
+                                {"optimizer.state.w.momentum_buffer", "F32", {2}, "MMMMmmmm"}};
+  ShardFixture() {
+    run = dir.path() / "shards";
+    fs::create_directories(run);
+    options.overwrite = true;
+  }
+  ConsolidateReport write(ExportFormat format, ExportWhat what) {
+    write_dcp_shard(run / "shard-00001-model-00001-of-00001.safetensors", entries);
+    options.format = format;
+    options.what = what;
+    return consolidate(run, out, options);
+  }
+};
+
+TEST_CASE_FIXTURE(ShardFixture, "reports count tensors without elements") {
+  write_text(dir.path() / "config.json", R"({"model_type": "own"})");
+  for (const ExportFormat format :
+       {ExportFormat::Safetensors, ExportFormat::DCP, ExportFormat::Bin}) {
+    if (format != ExportFormat::Safetensors) options.config_file = dir.path() / "config.json";
+    CHECK(write(format, ExportWhat::Model).tensors == 2);
+  }
+}
+
+TEST_CASE_FIXTURE(ShardFixture, "the kind of state may have a slash, as its weight may") {
+  entries[0].name = "a/w";
+  entries[2].name = "optimizer.state.a/w.my/kind";
+  write(ExportFormat::DCP, ExportWhat::All);
+  const DcpMetadata metadata = parse_dcp_metadata(read_text(out / ".metadata"), "x");
+  CHECK(metadata.tensors.contains("optimizer.state.a/w.my/kind"));
+  CHECK(metadata.tensors.contains("model.a/w"));
+  entries[2].name = "optimizer.my/state";
+  CHECK_THROWS_HOLDING(Unsupported, "is optimizer state of no weight",
+                       write(ExportFormat::DCP, ExportWhat::All));
+}
+
+TEST_CASE_FIXTURE(ShardFixture, "state of another optimizer than AdamW is said to be so") {
+  write(ExportFormat::DCP, ExportWhat::All);
+  REQUIRE(warnings.size() >= 2);
+  CHECK(std::ranges::any_of(warnings, [](const std::string& text) {
+    return text.find("is momentum_buffer, and not AdamW's exp_avg and exp_avg_sq") !=
+           std::string::npos;
+  }));
+}
+
 TEST_CASE_FIXTURE(Fixture, "an interrupted export for PyTorch resumes to the same bytes") {
   for (const ExportFormat format : {ExportFormat::DCP, ExportFormat::Bin}) {
     options.max_shard_size = 4000;

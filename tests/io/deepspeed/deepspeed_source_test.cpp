@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/base/error.h"
@@ -123,6 +124,35 @@ TEST_CASE("a DeepSpeed run is consolidated under the names of a model, with mome
   CHECK(open_model(kDeepSpeed / "zero3-gpt2" / kStep)->tensors().size() == 16);
   CHECK_THROWS_HOLDING(InvalidArgument, "is a DeepSpeed ZeRO-2 checkpoint without config.json",
                        consolidate(kDeepSpeed / "zero2", out.path() / "none", {}));
+}
+
+TEST_CASE("each weight has the hyperparameters of its group") {
+  for (const char* fixture : {"zero1", "zero2", "zero3"}) {
+    CAPTURE(fixture);
+    const auto source = open_sharded(kDeepSpeed / fixture);
+    const Hyperparameters found = source->hyperparameters();
+    CHECK(found.left_out.empty());
+    REQUIRE(found.groups.size() == 2);
+    std::set<std::string> names;
+    for (std::size_t g = 0; g < 2; ++g) {
+      const Json& settings = *found.groups[g].settings;
+      CHECK(settings["lr"] == 0.01);
+      CHECK(settings["betas"] == Json::array({0.9, 0.999}));
+      CHECK(settings["weight_decay"] == (g == 0 ? 0.1 : 0.0));
+      for (const std::string& name : found.groups[g].weights) {
+        CAPTURE(name);
+        const auto info = std::ranges::find(source->tensors(), name, &TensorInfo::name);
+        REQUIRE(info != source->tensors().end());
+        CHECK((info->shape.size() > 1) == (g == 0));
+        CHECK(names.insert(name).second);
+      }
+    }
+    for (const TensorInfo& info : source->tensors())
+      if (info.name.ends_with(".exp_avg"))
+        CHECK(names.contains(info.name.substr(16, info.name.size() - 24)));
+  }
+  CHECK(open_sharded(kDeepSpeed / "zero3-gpt2")->hyperparameters().groups.size() == 1);
+  CHECK(open_sharded(kDeepSpeed / "none")->hyperparameters().groups.empty());
 }
 
 TEST_CASE("moments are left out unless they are needed") {

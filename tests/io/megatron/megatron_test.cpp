@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,7 +17,9 @@
 #include "io/hf/parts_source.h"
 #include "io/megatron/files.h"
 #include "io/megatron/names.h"
+#include "io/pickle/pickle_reader.h"
 #include "io/source/open_sharded.h"
+#include "io/torch/torch_archive.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/paths.h"
@@ -47,6 +50,36 @@ struct MegatronCopy {
 
 std::map<std::string, std::string> expected_of(const char* fixture) {
   return tensors_of(kMegatron / fixture / "expected.safetensors.golden");
+}
+
+TEST_CASE("Megatron's hyperparameters are of weights that decay, and of the others") {
+  const MegatronCopy copy("llama");
+  ConsolidateOptions options;
+  options.format = ExportFormat::Bin;
+  options.what = ExportWhat::Optimizer;
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  consolidate(copy.path, copy.out(), options);
+  for (const std::string& warning : warnings)
+    CHECK(warning.find("learning rate") == std::string::npos);
+  const std::string content = read_text(copy.out() / "optimizer.bin");
+  const ByteRange range(content, "x");
+  const TorchArchive archive(range, kMaxTorchDict);
+  const PickleReader root(archive.root(), "x");
+  const auto groups = root.at("param_groups").expect(PickleKind::List).items();
+  REQUIRE(groups.size() == 2);
+  for (std::size_t g = 0; g < 2; ++g) {
+    CHECK(groups[g]->find("lr")->real == 0.01);
+    CHECK(groups[g]->find("wd_mult")->real == (g == 0 ? 1.0 : 0.0));
+    CHECK(groups[g]->find("step") == nullptr);  // of each weight in torch.optim
+    for (const PickleValue* name : groups[g]->find("param_names")->items())
+      CHECK((name->text().find("norm") != std::string_view::npos) == (g == 1));
+  }
+  const PickleValue& state = *root.at("state").expect(PickleKind::Dict).items()[1];
+  const TorchTensor step = archive.tensor(*state.find("step"), "step");
+  float value = 0;
+  std::memcpy(&value, content.data() + step.begin, sizeof(value));
+  CHECK(value == 2);
 }
 
 TEST_CASE("Megatron's checkpoints become Hugging Face models") {

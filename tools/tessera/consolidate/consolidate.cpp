@@ -176,6 +176,25 @@ Command add_consolidate(CLI::App& parent) {
       "Write a checkpoint's shards as a whole model; needs little memory and no GPU.\n"
       "Ctrl-C or a kill leaves OUT.tmp; the same command then continues at the first unfinished "
       "file.");
+  app->footer(
+      "Examples:\n"
+      "  tessera consolidate runs/a model\n"
+      "      the newest checkpoint of a run of tessera, for Hugging Face\n"
+      "  tessera consolidate step-1000 model --config llama/\n"
+      "      a Distributed Checkpoint of PyTorch, with the config.json and tokenizer in llama/\n"
+      "  tessera consolidate run/global_step500 model --config llama/ --dtype bf16\n"
+      "      DeepSpeed's float32 weights as bf16\n"
+      "  tessera consolidate megatron/ model --config llama/ --step 4000\n"
+      "      an iteration of Megatron-core\n"
+      "  tessera consolidate state.pt merged --config adapter_config.json --merge-lora --base "
+      "llama/\n"
+      "      LoRA adapters in a training state, merged with their base\n"
+      "  tessera consolidate step-1000 gguf --config llama/ --format gguf --dtype q8_0\n"
+      "      one file for llama.cpp\n"
+      "  tessera consolidate step-1000 resume --config llama/ --format dcp --what all\n"
+      "      weights and optimizer, for torch.distributed.checkpoint.load\n"
+      "  tessera consolidate step-1000 /shared/model --config llama/ --part 1/4\n"
+      "      the first of four machines, which run it with 1/4 to 4/4");
   app->add_option(
          "CHECKPOINT", options->source,
          "A checkpoint, a run (its newest checkpoint), a Hugging Face model directory, a "
@@ -213,14 +232,17 @@ Command add_consolidate(CLI::App& parent) {
   app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
   app->add_flag("--buffered", options->buffered,
                 "Use the page cache: slower, but the output stays cached for the next reader");
-  app->add_flag("--merge-lora", consolidate.merge_lora,
-                "Of LoRA adapters (a run, or PEFT's format): write the weights of their base with "
-                "them; without it, a run's adapters are written in PEFT's format");
+  app->add_flag(
+      "--merge-lora", consolidate.merge_lora,
+      "Of LoRA adapters (a run, PEFT's format, or a state of PEFT's running model): write "
+      "the weights of their base with them; without it, adapters of a run or a state are "
+      "written in PEFT's format");
   app->add_option("--base", options->base,
-                  "Model of the adapters' base, if it is not where they say");
+                  "Model of the adapters' base, if it is not where they say, or in the state");
   app->add_option("--config", options->names.config,
                   "config.json of the model (any family), or a directory with it, for shards "
-                  "without one; the tokenizer and generation_config.json in the same directory are "
+                  "without one, or adapter_config.json of adapters; the tokenizer and "
+                  "generation_config.json in the same directory are "
                   "copied if the shards have none");
   app->add_option("--like", options->names.like,
                   "Hugging Face directory whose tensors have the names and shapes that the export "

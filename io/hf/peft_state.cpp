@@ -1,6 +1,6 @@
 // Source of the names: peft/utils/save_and_load.py of PEFT 0.14 to 0.21.
 
-#include "io/consolidate/peft_state.h"
+#include "io/hf/peft_state.h"
 
 #include <fmt/ranges.h>
 
@@ -16,13 +16,14 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
-#include "io/consolidate/sharded.h"
 #include "io/hf/model_names.h"
 
 namespace tessera::io {
 namespace {
 
+constexpr std::int64_t kMaxAdapterConfig = std::int64_t{1} << 20;  // bytes
 constexpr std::string_view kRunningPrefix = "base_model.model.";
+constexpr std::string_view kBaseLayer = ".base_layer.";
 constexpr std::string_view kSaved = "modules_to_save", kMagnitude = "lora_magnitude_vector";
 
 /// A weight of an adapter.
@@ -55,19 +56,19 @@ std::optional<PeftName> parse_peft_name(const std::string& name) {
   return std::nullopt;
 }
 
-void read_adapter_config(ConsolidateSource& result, const ShardedSource& source,
-                         const ConsolidateOptions& options) {
-  const fs::path file = options.config_file.value_or(source.config_dir() / "adapter_config.json");
+void read_adapter_config(PeftTensors& result, const std::optional<fs::path>& given) {
+  const std::string where = result.source->where();
+  const fs::path file = given.value_or(result.source->config_dir() / "adapter_config.json");
   require(is_there(file),
           "{} holds LoRA adapters of PEFT without adapter_config.json; give it with --config FILE",
-          result.path.string());
-  const Json config = parse_json(read_file(file, kMaxConfig), file.string());
+          where);
+  Json config = parse_json(read_file(file, kMaxAdapterConfig), file.string());
   require(
       config.is_object() && config.value("peft_type", Json()) == "LORA" &&
           config.value("r", Json()).is_number_integer(),
       "{} holds LoRA adapters of PEFT, but {} is no adapter_config.json of LoRA; give that with "
       "--config FILE",
-      result.path.string(), file.string());
+      where, file.string());
   // Trained weights that are not of the adapters' layers, which PEFT writes, too.
   const Json bias = config.value("bias", Json("none"));
   const Json tokens = config.value("trainable_token_indices", Json());
@@ -80,67 +81,83 @@ void read_adapter_config(ConsolidateSource& result, const ShardedSource& source,
                        "{} has \"trainable_token_indices\", which tessera does not write; use "
                        "PEFT's save_pretrained",
                        file.string());
-  result.hf_config_file = file;
-  result.hf_config = std::make_shared<const Json>(config);
+  result.config_file = file;
+  result.config = std::make_shared<const Json>(std::move(config));
 }
 
 // Each `A` [rank, in] needs its `B` [outputs, rank].
-void check_halves(const ConsolidateSource& result) {
-  std::map<std::string, Shape> shapes;
-  for (const ExportTensor& weight : result.weights) shapes[weight.name] = weight.shape;
-  const Json& config = *result.hf_config;
+void check_halves(const PeftTensors& result) {
+  const Json& config = *result.config;
+  const std::string where = result.source->where();
   const bool one_rank = config.value("rank_pattern", Json::object()).empty();
   const auto rank = config.at("r").get<std::int64_t>();
   constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
-  for (const auto& [name, shape] : shapes) {
+  for (const auto& [name, info] : result.tensors) {
     const bool is_a = name.ends_with(kA);
     if (!is_a && !name.ends_with(kB)) continue;
     const std::string layer = name.substr(0, name.size() - kA.size());
-    const auto other = shapes.find(layer + std::string(is_a ? kB : kA));
-    require(other != shapes.end(), "{} holds {} without {}", result.path.string(), name,
+    const auto other = result.tensors.find(layer + std::string(is_a ? kB : kA));
+    require(other != result.tensors.end(), "{} holds {} without {}", where, name,
             layer + std::string(is_a ? kB : kA));
-    const Shape& second = other->second;
+    const Shape &shape = info.shape, &second = other->second.shape;
     if (!is_a || shape.empty() || second.size() < 2) continue;
     require(shape[0] == second[1] && (!one_rank || shape[0] == rank),
-            "{}: {} has shape {} and its other half {}, but {} has rank {}", result.path.string(),
-            name, shape, second, result.hf_config_file.string(), rank);
+            "{}: {} has shape {} and its other half {}, but {} has rank {}", where, name, shape,
+            second, result.config_file.string(), rank);
   }
 }
 
 }  // namespace
 
-bool has_peft_names(const ShardedSource& source, const ConsolidateOptions& options) {
-  return std::ranges::any_of(name_all(source, options.names), [](const TensorName& name) {
+bool has_peft_names(const ShardedSource& source, const NameRules& rules) {
+  return std::ranges::any_of(name_all(source, rules), [](const TensorName& name) {
     return name.role == TensorRole::Weight && parse_peft_name(name.name).has_value();
   });
 }
 
-void add_peft_adapters(ConsolidateSource& result, const ShardedSource& source,
-                       const ConsolidateOptions& options) {
-  read_adapter_config(result, source, options);
-  result.is_adapter = true;
+PeftTensors peft_of_state(std::shared_ptr<const ShardedSource> source, const NameRules& rules,
+                          const std::optional<fs::path>& config_file) {
+  PeftTensors result;
+  result.source = std::move(source);
+  const std::string where = result.source->where();
   std::set<std::string> adapters;
-  const std::vector<TensorName> names = name_all(source, options.names);
+  const std::vector<TensorName> names = name_all(*result.source, rules);
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::optional<PeftName> found =
         names[i].role == TensorRole::Weight ? parse_peft_name(names[i].name) : std::nullopt;
-    if (!found) {
-      result.skipped.push_back({names[i].source, "not of the adapters"});
-      continue;
-    }
-    require<Unsupported>(i < source.tensors().size(),
-                         "{}: {} has a dtype that tessera does not read", result.path.string(),
-                         names[i].source);
+    if (!found) continue;
+    require<Unsupported>(i < result.source->tensors().size(),
+                         "{}: {} has a dtype that tessera does not read", where, names[i].source);
     adapters.insert(found->adapter);
-    const TensorInfo& info = source.tensors()[i];
-    const bool converts = options.dtype && is_floating(info.dtype);
-    result.weights.push_back({found->name, info.shape, info.dtype,
-                              converts ? *options.dtype : info.dtype, &source, info.name});
+    const auto [first, is_new] = result.tensors.emplace(found->name, result.source->tensors()[i]);
+    require(is_new || adapters.size() > 1,
+            "{}: {} and {} are both {} of an adapter; choose one with --select", where,
+            first->second.name, names[i].source, found->name);
   }
-  for (const std::string& name : source.objects()) result.skipped.push_back({name, "not a tensor"});
+  require(!adapters.empty(), "{} holds no LoRA adapters of PEFT; omit --merge-lora", where);
+  read_adapter_config(result, config_file);
   require(adapters.size() == 1, "{} holds the adapters '{}'; choose one with --select '*.{}.*'",
-          result.path.string(), fmt::join(adapters, "', '"), *adapters.rbegin());
+          where, fmt::join(adapters, "', '"), *adapters.rbegin());
   check_halves(result);
+  return result;
+}
+
+std::vector<TensorName> names_of_base(const ShardedSource& source) {
+  std::vector<TensorName> names = name_all(source, {});
+  bool has_layers = false;
+  for (TensorName& name : names) {
+    if (name.role != TensorRole::Weight) continue;
+    const std::size_t layer = name.name.find(kBaseLayer);
+    if (parse_peft_name(name.name)) {
+      name.role = TensorRole::Other;
+    } else if (layer != std::string::npos) {
+      name.name.erase(layer, kBaseLayer.size() - 1);
+      has_layers = true;
+    }
+  }
+  if (!has_layers) return {};
+  check_distinct(names, source.where());
+  return names;
 }
 
 }  // namespace tessera::io
