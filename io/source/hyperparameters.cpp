@@ -19,7 +19,7 @@ constexpr std::size_t kMaxText = 1 << 12;    // bytes of a value
 constexpr std::size_t kMaxItems = 16;        // of a tuple
 constexpr std::size_t kMaxListed = 1 << 12;  // groups in a list, and names in left_out
 constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
-constexpr std::int64_t kEntryBytes = 192;  // of a map's entry with its value
+constexpr std::int64_t kEntryBytes = 96;  // of a map's entry with its value
 
 bool is_utf8(std::string_view text) {
   try {

@@ -35,7 +35,7 @@ struct Hyperparameters {
 };
 
 /// Collects the param_groups of torch.optim from the values of a training state. Executes nothing.
-/// Memory: 256 MiB at most.
+/// Memory: about 100 bytes for each setting of a weight, at most 256 MiB.
 class HyperparametersReader {
  public:
   /// @param where  file or directory, named in errors

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <set>
 
 #include "core/base/error.h"
 #include "io/base/convert.h"
@@ -322,6 +323,12 @@ TEST_CASE_FIXTURE(Fixture, "the identity covers everything that affects the outp
   CHECK(copy_identity(plan_tensor_files(tensors, "model", 1 << 30, {{"a", "b"}})) != same);
   const auto converted = source.exports(DType::BF16);
   CHECK(copy_identity(plan_tensor_files(converted, "model", 1 << 30)) != same);
+  auto swapped = source.exports();
+  std::set<std::uint64_t> identities{same};
+  for (const std::int64_t rows : {2, 4, 100}) {
+    swapped[0].swap = Swap{rows, 100 / rows, 100};
+    CHECK(identities.insert(copy_identity(plan_tensor_files(swapped, "model", 1 << 30))).second);
+  }
 
   BoxedSource other(dir.path() / "elsewhere");
   other.add("t", {100, 100}, DType::F32, {2, 2});
