@@ -97,14 +97,15 @@ void check_last_shard(const std::map<std::string, DcpTensor>& tensors, std::size
   require<CorruptCheckpoint>(why.empty(), "{} holds {}", dir.string(), why);
 }
 
-// Checks that an archive is long enough for all elements of its chunk.
+// Checks that an archive is long enough for all elements of its chunk, unless it is compressed.
 void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::string& where) {
   const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
   std::int64_t bytes = 0;
   require<CorruptCheckpoint>(
-      !dtype || (!__builtin_mul_overflow(numel(chunk.box.shape),
-                                         static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
-                 bytes <= chunk.length),
+      !dtype || chunk.zstd ||
+          (!__builtin_mul_overflow(numel(chunk.box.shape),
+                                   static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
+           bytes <= chunk.length),
       "{}: the chunk at {} of shape {} does not fit in {} bytes", where, chunk.box.offsets,
       chunk.box.shape, chunk.length);
 }
