@@ -172,6 +172,7 @@ class StorageLocations final : public PickleFolder {
   void locate(const std::string& name, std::vector<StoredBlock>& chunks, const std::string& where,
               std::vector<std::string>& files) {
     const auto number = names_.find(name);
+    std::vector<std::pair<std::uint32_t, std::int64_t>> places;  // file and offset
     for (StoredBlock& chunk : chunks) {
       const std::span wanted(chunk.box.offsets.begin(), chunk.box.offsets.end());
       const auto found = std::ranges::partition_point(places_, [&](const Place& place) {
@@ -191,7 +192,14 @@ class StorageLocations final : public PickleFolder {
       chunk.offset = found->offset;
       chunk.length = found->length;
       chunk.zstd = found->zstd != 0;
+      places.emplace_back(chunk.file, chunk.offset);
     }
+    // As if a rank's file name is damaged: its bytes are those of another rank.
+    std::ranges::sort(places);
+    const auto shared = std::ranges::adjacent_find(places);
+    require<CorruptCheckpoint>(shared == places.end(), "{}: two chunks are both in byte {} of {}",
+                               where, shared == places.end() ? 0 : shared->second,
+                               shared == places.end() ? "" : files[shared->first]);
   }
 
  private:

@@ -212,6 +212,10 @@ TEST_CASE("other kinds of metadata are refused") {
         text("transform_descriptors") + list({text(std::string("stream.zstd/") + version)});
     CHECK_THROWS_HOLDING(Unsupported, "transformed by stream.zstd/", parse(parts.str()));
   }
+  Parts shared;
+  shared.places[1].begin = integer(0);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tensor w: two chunks are both in byte 0 of __0_0.distcp",
+                       parse(shared.str()));
   parts.places[0].more = text("transform_descriptors") + text("stream.zstd/1");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "expected a list of names", parse(parts.str()));
   for (const std::string& value : {list({text("stream.zstd/1")}), list({text("stream.zstd/1.3")}),
@@ -349,7 +353,8 @@ TEST_CASE("unreadable entries next to the model are left out") {
   other.dtype = global("torch", "complex128");
   parts.more_entries = {{text("loop.counter"), entry_of(other)}};
   for (const std::int64_t row : {0, 2}) {
-    parts.places.push_back({.name = text("loop.counter"), .offset = {row, 0}});
+    parts.places.push_back(
+        {.name = text("loop.counter"), .offset = {row, 0}, .begin = integer(row)});
   }
   CHECK_THROWS_HOLDING(Unsupported, "loop.counter complex128", plan_of(parts));
   parts.more_fields = {
