@@ -157,7 +157,13 @@ void TensorVerification::judge(const NamedChunk& named) {
 VerifyReport verify_tensors(const TensorSource& source, const std::vector<std::string>& names,
                             const VerifyOptions& options) {
   TensorVerification verification(options);
-  for (const std::string& name : names) verification.add(source, name);
+  for (const std::string& name : names) {
+    try {
+      verification.add(source, name);
+    } catch (const CorruptCheckpoint& error) {
+      verification.report.problems.push_back({source.path().string(), "", 0, 0, error.what()});
+    }
+  }
   verification.read();
   return std::move(verification.report);
 }

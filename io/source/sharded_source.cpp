@@ -280,7 +280,9 @@ TorchTensor ShardedSource::read_archive(const std::string& name, const StoredTen
     const std::lock_guard lock(mutex_);
     return decoded_.emplace(key, stored).first->second;
   } catch (const CorruptCheckpoint& error) {
-    throw CorruptCheckpoint("{}: tensor {}: {}", dir_.string(), name, error.what());
+    throw CorruptCheckpoint("tensor {}: {}", name, error.what());
+  } catch (const Unsupported& error) {
+    throw Unsupported("tensor {}: {}", name, error.what());
   }
 }
 

@@ -14,6 +14,7 @@
 #include "io/dcp/metadata.h"
 #include "io/hf/family.h"
 #include "io/hf/model_source.h"
+#include "io/seal/verify_path.h"
 #include "io/source/open_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -232,6 +233,24 @@ int noticed_flips(const char* fixture, const char* name) {
 TEST_CASE("a flipped bit in a shard is detected, or outside of all tensors") {
   CHECK(noticed_flips("strided", "plain") > 500);
   CHECK(noticed_flips("zstd", "more.f16") > 300);
+}
+
+TEST_CASE("verification names every compressed item that is damaged") {
+  const Copy copy("zstd");
+  const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
+  for (const char* name : {"more.f16", "more.i8"}) {
+    const StoredBlock& block = metadata.tensors.at(name).chunks[0];
+    const char* const file = metadata.files[block.file].c_str();
+    std::string bytes = copy.text(file);
+    bytes[static_cast<std::size_t>(block.offset)] ^= 1;
+    copy.write(file, bytes);
+  }
+  const VerifyReport report = verify_path(copy.path, {}, {}).verify;
+  CHECK(report.tensors == 34);
+  REQUIRE(report.problems.size() == 2);
+  CHECK(report.problems[0].what.find("tensor more.f16: ") != std::string::npos);
+  CHECK(report.problems[1].what.find("tensor more.i8: ") != std::string::npos);
+  CHECK(report.problems[1].what.find("begins no frame of zstd") != std::string::npos);
 }
 
 TEST_CASE("wrong data of a reordered tensor are detected before any element is returned") {
