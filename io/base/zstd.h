@@ -31,7 +31,7 @@ struct ZstdRange {
 /// Decodes the frames of a range, one after the other. Skips skippable frames.
 class ZstdDecoder {
  public:
-  /// @throws CorruptCheckpoint if the file is shorter
+  /// @param range  if the file is shorter, read() throws CorruptCheckpoint
   ZstdDecoder(std::shared_ptr<const File> file, const ZstdRange& range);
   ~ZstdDecoder();
   ZstdDecoder(const ZstdDecoder&) = delete;
@@ -45,7 +45,7 @@ class ZstdDecoder {
   bool is_of(const std::string& path, const ZstdRange& range) const {
     return file_->path().native() == path && range_ == range;
   }
-  std::int64_t memory() const;
+  std::int64_t memory() const;  ///< bytes
 
   /// Decodes up to `bytes` more, fewer only at the end.
   /// @throws CorruptCheckpoint on damaged or truncated frames or other bytes between them;
