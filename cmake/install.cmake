@@ -50,7 +50,7 @@ install(FILES ${PROJECT_BINARY_DIR}/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/te
   ${PROJECT_SOURCE_DIR}/cmake/compile_on_host.cmake DESTINATION ${package_dir})
 
 # Archives, dependents first.
-set(pc_io "-ltessera_data -ltessera_io -ltessera_base -lisal -lpcre2-8 -lsentencepiece -lutf8proc")
+set(pc_io "-ltessera_data -ltessera_io -ltessera_base -lisal -lzstd -lpcre2-8 -lsentencepiece -lutf8proc")
 set(pc_all "-ltessera_models -ltessera_train -ltessera_sharding -ltessera_comm -ltessera_core -ltessera_kernels ${pc_io}")
 file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 foreach(package tessera tessera-io)

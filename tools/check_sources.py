@@ -2,7 +2,7 @@
 """Saves small models by PyTorch, accelerate, Lightning, transformers and PEFT in every sharded layout that they have, on 1 to 4
 ranks, and compares tessera's consolidation with what the live model and optimizer hold.
 
-    pip install torch transformers accelerate lightning peft safetensors
+    pip install torch transformers accelerate lightning peft safetensors zstandard
     python tools/check_sources.py BUILD_DIR [--ranks 1 2 3 4] [--layouts TEXT ...] [--also PYTHON ...] [--keep FOLDER]
 
 Each case trains a Llama or GPT-2 (tied embeddings) by one step of AdamW, saves it, and checks that
@@ -164,6 +164,20 @@ def _(kind, dtype, folder):
 @layout("FSDP2, `dcp.async_save`", ranks=(2, 3))
 def _(kind, dtype, folder):
     save_dcp(*fsdp2(kind, dtype, folder), folder, dcp.async_save)
+
+
+def zstandard():
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    return ZStandard.is_available()
+
+
+@layout("FSDP2, `dcp.save`, compressed by ZStandard", needs=zstandard)
+def _(kind, dtype, folder):
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    writer = dcp.FileSystemWriter(folder / "shards", _extensions=[ZStandard()])
+    save_dcp(*fsdp2(kind, dtype, folder), folder, lambda state, checkpoint_id: dcp.save(state, storage_writer=writer))
 
 
 @layout("FSDP2, one state dict without keys", ranks=(2, 3))

@@ -99,7 +99,7 @@ everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcr
 needed_packages() {
   printf '%s\n' "$@"
   apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|pcre2|sentencepiece|utf8proc|protobuf-lite|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
+    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|zstd|pcre2|sentencepiece|utf8proc|protobuf-lite|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
 }
 
 prepare() {
@@ -113,7 +113,7 @@ prepare() {
   # shellcheck disable=SC2064  # expand now
   trap "rm -rf '$stage'" RETURN
   mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev \
-    libisal-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
+    libisal-dev libzstd-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
   mkdir -p "$stage/deb" "$stage/all"
   chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt downloads as another user
   echo "gpu_check: fetching ${packages[*]}"

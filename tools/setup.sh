@@ -4,7 +4,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build ccache
-  libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libisal-dev
+  libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libisal-dev libzstd-dev
   libdnnl-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev
   libssl-dev libboost-context-dev doctest-dev
   python3-numpy python3-jsonschema
@@ -93,7 +93,7 @@ of these packages, then continue with tools/test.sh --no-setup (CMake names miss
   ${packages[*]}
 
 Needed: g++ 12 or newer, CMake 3.25, Eigen 3.4, nlohmann-json 3.11, fmt 9, CLI11 2, doctest 2.4,
-ISA-L, PCRE2 10.40, SentencePiece, utf8proc, OpenSSL 3, Boost.Context 1.71 (for the tests);
+ISA-L, libzstd 1.4, PCRE2 10.40, SentencePiece, utf8proc, OpenSSL 3, Boost.Context 1.71 (for the tests);
 optional, for faster products on the CPU: oneDNN (dnnl) with OpenMP.
 EOF
   exit 1

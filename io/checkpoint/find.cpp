@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "io/checkpoint/verify.h"
+#include "io/source/other_formats.h"
 
 namespace tessera::io {
 namespace {
@@ -97,7 +98,10 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
 
 fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step) {
   if (is_there(path / "index.json")) return path;
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) refuse_other_format(path);
   const auto entries = find_checkpoints(path);
+  if (entries.empty()) refuse_other_format(path);
   require(!entries.empty(),
           "{} is not a checkpoint and contains none (no step-*/index.json); give a "
           "checkpoint, a run, or a directory of checkpoints",

@@ -55,12 +55,13 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
                               const NewestOptions& options = {});
 
 /// Finds the directory that open_checkpoint would open, without opening it.
-/// @throws InvalidArgument if there is no checkpoint or no such step, IoError
+/// @throws InvalidArgument if there is no checkpoint or no such step; Unsupported, with advice, if it
+///         is of another program (see describe_other_format); IoError
 fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
 /// Opens a command's CHECKPOINT argument: a checkpoint directory, or the given step (default: the
 /// newest committed one) of a run or directory of checkpoints. Never falls back to an older one.
-/// @throws InvalidArgument if there is no checkpoint or no such step, IoError, CorruptCheckpoint
+/// @throws as locate_checkpoint; CorruptCheckpoint
 CheckpointReader open_checkpoint(const fs::path& path, std::optional<std::int64_t> step = {});
 
 }  // namespace tessera::io

@@ -79,6 +79,7 @@ std::uint64_t copy_identity(const std::vector<ExportFile>& files, bool is_shared
       for (const Chunk& chunk : record->chunks) {
         add(fmt::format("{} {} {} {} {}", chunk.file, chunk.byte_begin, chunk.byte_end, chunk.begin,
                         chunk.end));
+        if (chunk.zstd) add(fmt::format(" zstd {}", chunk.zstd->range.offset));
         if (chunk.box) add(fmt::format(" {} {}", chunk.box->offsets, chunk.box->shape));
         if (chunk.storage && chunk.storage->strides)
           add(fmt::format(" {}", *chunk.storage->strides));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/base/zstd.h"
 #include "io/base/json.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
@@ -99,14 +100,15 @@ void check_last_shard(const std::map<std::string, DcpTensor>& tensors, std::size
   require<CorruptCheckpoint>(why.empty(), "{} holds {}", dir.string(), why);
 }
 
-// Checks that an archive is long enough for all elements of its chunk.
+// Checks that an archive is long enough for all elements of its chunk, unless it is compressed.
 void check_length(const DcpTensor& tensor, const StoredBlock& chunk, const std::string& where) {
   const std::optional<DType> dtype = carrier_of_safetensors(safetensors_from_torch(tensor.dtype));
   std::int64_t bytes = 0;
   require<CorruptCheckpoint>(
-      !dtype || (!__builtin_mul_overflow(numel(chunk.box.shape),
-                                         static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
-                 bytes <= chunk.length),
+      !dtype || chunk.zstd ||
+          (!__builtin_mul_overflow(numel(chunk.box.shape),
+                                   static_cast<std::int64_t>(dtype_size(*dtype)), &bytes) &&
+           bytes <= chunk.length),
       "{}: the chunk at {} of shape {} does not fit in {} bytes", where, chunk.box.offsets,
       chunk.box.shape, chunk.length);
 }
@@ -180,10 +182,16 @@ Hyperparameters read_hyperparameters(const ShardedSource& source,
   HyperparametersReader reader(source.where());
   for (const auto& [name, place] : stored) {
     const auto file = source.file(files[place.file]);
-    const ByteRange range(*file, place.offset, place.length);
+    ZstdEnds decoded;  // outlives the archive
     const auto leave_out = [&, of = std::string_view(name)] { reader.leave_out(of); };
     std::optional<TorchArchive> archive;
     try {
+      ByteRange range(*file, place.offset, place.length);
+      if (place.zstd) {
+        ZstdDecoder decoder(file, {place.offset, place.length});
+        decoded = read_zstd_ends(decoder, kMostPickled);
+        range = ByteRange(decoded.head, decoded.tail, decoded.size, decoder.name());
+      }
       archive.emplace(range, kMostPickled, std::span<const PickleGlobal>(), UnknownGlobals::Inert);
     } catch (const CorruptCheckpoint&) {
       leave_out();

@@ -24,6 +24,8 @@ namespace {
 constexpr std::int64_t kLeastBytesPerChunk = 16;
 // Maximum memory for the values of a pickle, by its size. Writers need 1 byte per byte.
 constexpr std::int64_t kBaseMemory = std::int64_t{1} << 20, kMemoryPerByte = 16;
+// Descriptor of PyTorch's extension ZStandard; a minor version may follow.
+constexpr std::string_view kZstd = "stream.zstd/1";
 constexpr std::size_t kMaxKey = 256;  // bytes of an outermost key; longer ones are not used
 // Maximum number of chunks that share a row of dim 0; no training layout has more.
 constexpr std::size_t kMaxSideBySide = 1024;
@@ -69,7 +71,7 @@ std::vector<PickleGlobal> metadata_globals() {
 //   ChunkStorageMetadata  offsets, then sizes
 //   MetadataIndex         number of the name; then, for tensors and hyperparameters, 1 and the
 //                         offsets
-//   _StorageInfo          number of the path, offset, length
+//   _StorageInfo          number of the path, offset, length, whether it is compressed
 constexpr std::string_view kChunk = "ChunkStorageMetadata", kIndex = "MetadataIndex",
                            kInfo = "_StorageInfo";
 using FoldedNumbers = std::vector<std::int64_t>;
@@ -172,6 +174,7 @@ class StorageLocations final : public PickleFolder {
   void locate(const std::string& name, std::vector<StoredBlock>& chunks, const std::string& where,
               std::vector<std::string>& files) {
     const auto number = names_.find(name);
+    std::vector<std::pair<std::uint32_t, std::int64_t>> places;  // file and offset
     for (StoredBlock& chunk : chunks) {
       const std::span wanted(chunk.box.offsets.begin(), chunk.box.offsets.end());
       const auto found = std::ranges::partition_point(places_, [&](const Place& place) {
@@ -190,14 +193,23 @@ class StorageLocations final : public PickleFolder {
       chunk.file = *file;
       chunk.offset = found->offset;
       chunk.length = found->length;
+      chunk.zstd = found->zstd != 0;
+      places.emplace_back(chunk.file, chunk.offset);
     }
+    // As if a rank's file name is damaged: its bytes are those of another rank.
+    std::ranges::sort(places);
+    const auto shared = std::ranges::adjacent_find(places);
+    require<CorruptCheckpoint>(shared == places.end(), "{}: two chunks are both in byte {} of {}",
+                               where, shared == places.end() ? 0 : shared->second,
+                               shared == places.end() ? "" : files[shared->first]);
   }
 
  private:
   struct Place {
     std::uint32_t name = 0, path = 0;
     std::int64_t offset = 0, length = 0;
-    std::uint64_t offsets_begin : 56 = 0, dims : 8 = 0;  // part of offsets_
+    std::uint64_t offsets_begin : 55 = 0, dims : 8 = 0;  // part of offsets_
+    std::uint64_t zstd : 1 = 0;
   };
 
   static void append(const Shape& dims, FoldedNumbers& numbers) {
@@ -229,14 +241,20 @@ class StorageLocations final : public PickleFolder {
     }
     info.expect_object(kInfo);
     const PickleReader transforms = info.get("transform_descriptors");
+    std::int64_t zstd = 0;
     if (!transforms.is_none()) {
-      const bool none =
-          (transforms.value().is(PickleKind::List) || transforms.value().is(PickleKind::Tuple)) &&
-          transforms.value().items().empty();
-      require<Unsupported>(none,
-                           "{}: compressed or otherwise transformed data, which tessera does not "
-                           "read",
-                           info.where());
+      const bool is_list =
+          transforms.value().is(PickleKind::List) || transforms.value().is(PickleKind::Tuple);
+      if (!is_list) transforms.fail("expected a list of names");
+      for (const PickleValue* each : transforms.value().items()) {
+        const std::string_view name = PickleReader(*each, transforms.where()).text();
+        const bool is_zstd = name == kZstd || name.starts_with(std::string(kZstd) + ".");
+        require<Unsupported>(is_zstd && zstd == 0,
+                             "{}: data that an extension of PyTorch's writer transformed by {}; "
+                             "tessera reads data that is plain or compressed once by {}",
+                             info.where(), is_zstd ? "zstd twice" : name.substr(0, 300), kZstd);
+        zstd = 1;
+      }
     }
     const PickleReader path = info.at("relative_path");
     const std::string_view name = path.text();
@@ -244,7 +262,7 @@ class StorageLocations final : public PickleFolder {
       path.fail("a file name contains a NUL");
     if (!is_plain_name(name)) path.fail("\"{}\" is not a plain file name", name.substr(0, 300));
     const std::int64_t offset = info.at("offset").integer(), length = info.at("length").integer(1);
-    numbers.insert(numbers.end(), {paths_.number(name), offset, length});
+    numbers.insert(numbers.end(), {paths_.number(name), offset, length, zstd});
   }
   void add(std::span<const std::int64_t> index, std::span<const std::int64_t> info) {
     if (index.size() == 1) return;  // another object
@@ -253,7 +271,8 @@ class StorageLocations final : public PickleFolder {
                                source_, most_);
     const auto dims = index.subspan(2);
     places_.push_back({static_cast<std::uint32_t>(index[0]), static_cast<std::uint32_t>(info[0]),
-                       info[1], info[2], offsets_.size(), dims.size()});
+                       info[1], info[2], offsets_.size(), dims.size(),
+                       static_cast<std::uint64_t>(info[3])});
     offsets_.insert(offsets_.end(), dims.begin(), dims.end());
   }
 

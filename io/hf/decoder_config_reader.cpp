@@ -347,7 +347,8 @@ Json decoder_config_from_hf(const Json& json, const std::string& source) {
   config.only("clip_qkv", nullptr);
   require<Unsupported>(config.find("quantization_config") == nullptr,
                        "{}: the weights are quantized (quantization_config), which tessera does "
-                       "not read",
+                       "not read; give the model that they were made from, or, of bitsandbytes, "
+                       "save the .dequantize() of transformers' model",
                        source);
 
   const double eps = config.positive("rms_norm_eps", family.eps);

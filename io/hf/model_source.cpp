@@ -12,6 +12,7 @@
 #include "io/hf/peft_state.h"
 #include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
+#include "io/source/other_formats.h"
 #include "io/torch/rank_files.h"
 
 namespace tessera::io {
@@ -77,8 +78,10 @@ void require_model_directory(const fs::path& path) {
           "{} is a GGUF file; write it as a Hugging Face directory first: `tessera consolidate {} "
           "DIR`",
           path.string(), path.string());
+  const bool is_model = fs::is_directory(path, error) || is_saved_file(path);
+  if (!is_model) refuse_other_format(path);
   require(
-      fs::is_directory(path, error) || is_saved_file(path),
+      is_model,
       "{} is a file; give a checkpoint, a run, a file of torch.save (.ckpt, .pt, .pth, .bin), or "
       "the directory of a Hugging Face model or of PyTorch's shards",
       path.string());

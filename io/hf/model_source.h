@@ -56,7 +56,8 @@ bool has_lora(const CheckpointReader& reader);
 /// @throws CorruptCheckpoint; Unsupported naming the model or setting that tessera lacks; IoError
 Json read_hf_config(const fs::path& file);
 
-/// @throws IoError if path does not exist, InvalidArgument if it is a file
+/// @throws IoError if path does not exist; InvalidArgument if it is a file, or Unsupported of a known
+///         format
 void require_model_directory(const fs::path& path);
 
 }  // namespace tessera::io

@@ -78,7 +78,7 @@ TensorRecord rows_of_record(const TensorRecord& whole, std::int64_t begin, std::
           ChunkStorage{own.shape, is_strided ? stored->strides : std::nullopt,
                        stored ? stored->checked_begin : chunk.byte_begin,
                        stored ? stored->checked_end : chunk.byte_end,
-                       stored ? stored->check : checks.at(chunk.file, chunk.byte_begin)});
+                       stored ? stored->check : checks.at(chunk, chunk.byte_begin)});
     }
     chunk.byte_begin +=
         (is_strided ? (top - box.offsets[0]) * (*stored->strides)[0] : from - chunk.begin) *
@@ -126,7 +126,7 @@ TensorRecord transpose_record(const TensorRecord& whole, StorageChecks& checks) 
         chunk.box->shape, swapped(is_strided ? *stored->strides : contiguous_strides(box.shape)),
         stored ? stored->checked_begin : chunk.byte_begin,
         stored ? stored->checked_end : chunk.byte_end,
-        stored ? stored->check : checks.at(chunk.file, chunk.byte_begin)});
+        stored ? stored->check : checks.at(chunk, chunk.byte_begin)});
   }
   return result;
 }

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "io/dcp/dcp_source.h"
+#include "io/source/other_formats.h"
 
 namespace tessera::io {
 namespace {
@@ -45,16 +46,6 @@ bool is_megatron_run(const fs::path& dir) {
   });
 }
 
-void refuse_megatron_ranks(const fs::path& dir) {
-  for (const char* ranks : {"mp_rank_00", "mp_rank_00_000"})
-    require<Unsupported>(
-        !is_there(dir / ranks / "model_optim_rng.pt"),
-        "{} is a Megatron checkpoint of the format torch, which has a file for each rank; write it "
-        "again with Megatron's --ckpt-convert-format torch_dist --ckpt-convert-save DIR, and give "
-        "that",
-        dir.string());
-}
-
 fs::path find_megatron(const fs::path& run, std::optional<std::int64_t> iteration) {
   if (!is_there(run / kTracker)) {
     require(!iteration, "{} is a checkpoint of NeMo and has no step {}", run.string(),
@@ -64,7 +55,7 @@ fs::path find_megatron(const fs::path& run, std::optional<std::int64_t> iteratio
   const std::string folder = iteration ? folder_of(*iteration) : newest(run);
   const fs::path dir = run / folder;
   if (is_there(dir / kMetadataOfIteration)) return dir;
-  refuse_megatron_ranks(dir);
+  refuse_other_format(dir);
   std::vector<std::string> others;
   for (const fs::path& path : list_directory(run))
     if (is_there(path / kMetadataOfIteration)) others.push_back(path.filename().string());

@@ -15,15 +15,12 @@ bool is_megatron_run(const fs::path& dir);
 
 /// The directory of a run's checkpoint, with `.metadata`: of the newest, or of an iteration.
 /// @throws InvalidArgument if there is no such iteration; CorruptCheckpoint if
-///         latest_checkpointed_iteration.txt names none; Unsupported on the format `torch`
+///         latest_checkpointed_iteration.txt names none; Unsupported on the formats `torch` and `zarr`
 fs::path find_megatron(const fs::path& run, std::optional<std::int64_t> iteration = {});
 
 /// Opens the checkpoint that find_megatron finds. Its config.json may be in the run's directory.
 /// @throws as find_megatron and open_dcp
 std::unique_ptr<ShardedSource> open_megatron(const fs::path& run,
                                              std::optional<std::int64_t> iteration = {});
-
-/// Throws Unsupported, with advice, if a directory is a Megatron checkpoint of the format `torch`.
-void refuse_megatron_ranks(const fs::path& dir);
 
 }  // namespace tessera::io

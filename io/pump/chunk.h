@@ -6,11 +6,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/base/shape.h"
+#include "io/base/zstd.h"
 
 namespace tessera::io {
 
@@ -24,22 +26,6 @@ struct Box {
 struct StorageCheck {
   std::mutex mutex;
   bool verified = false;  ///< guarded by mutex
-};
-
-/// The StorageCheck of each storage of a source. Thread-safe.
-class StorageChecks {
- public:
-  /// @param begin  first byte of the storage in the file
-  std::shared_ptr<StorageCheck> at(const std::string& file, std::int64_t begin) {
-    const std::lock_guard lock(mutex_);
-    std::shared_ptr<StorageCheck>& check = checks_[{file, begin}];
-    if (!check) check = std::make_shared<StorageCheck>();
-    return check;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::int64_t>, std::shared_ptr<StorageCheck>> checks_;
 };
 
 /// Storage of a chunk whose elements are strided, or whose checksum covers more than its elements.
@@ -64,6 +50,31 @@ struct Chunk {
   std::uint64_t crc64 = 0;  ///< checksum of the bytes; a CRC-32 if `checksum` is Crc32
   Checksum checksum = Checksum::Crc64;
   std::shared_ptr<const ChunkStorage> storage{};  ///< null: row-major, all checksummed
+  /// Null: bytes are those of the file; else of what a range of the file decodes to.
+  std::shared_ptr<const ZstdItem> zstd{};
+
+  /// The bytes of the file that hold the chunk.
+  std::pair<std::int64_t, std::int64_t> file_bytes() const {
+    return zstd ? std::pair(zstd->range.offset, zstd->range.offset + zstd->range.length)
+                : std::pair(byte_begin, byte_end);
+  }
+};
+
+/// The StorageCheck of each storage of a source. Thread-safe.
+class StorageChecks {
+ public:
+  /// @param begin  first byte of the storage in the file
+  std::shared_ptr<StorageCheck> at(const Chunk& chunk, std::int64_t begin) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<StorageCheck>& check =
+        checks_[{chunk.file, chunk.zstd ? chunk.zstd->range : ZstdRange(), begin}];
+    if (!check) check = std::make_shared<StorageCheck>();
+    return check;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<std::string, ZstdRange, std::int64_t>, std::shared_ptr<StorageCheck>> checks_;
 };
 
 /// Values that are added to a tensor's elements as they are read: those of merged adapters.

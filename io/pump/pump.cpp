@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/base/thread_pool.h"
@@ -26,6 +27,39 @@ std::size_t max_open_files() {
   return std::clamp<std::size_t>(static_cast<std::size_t>(limit.rlim_cur) / 8, 1, 256);
 }
 
+ZstdRange zstd_range(const Chunk& chunk) { return chunk.zstd ? chunk.zstd->range : ZstdRange(); }
+
+/// Bytes [begin, end) of a chunk's file, or of what its zstd range decodes to.
+class ChunkBytes {
+ public:
+  ChunkBytes(std::shared_ptr<const DirectFile> file, const Chunk& chunk, std::int64_t begin,
+             std::int64_t end)
+      : file_(std::move(file)) {
+    if (!chunk.zstd) return;
+    lease_.emplace(*chunk.zstd->pool, std::shared_ptr<const File>(file_, &file_->file()),
+                   chunk.zstd->range, begin, end);
+  }
+  // As DirectFile::read.
+  const char* read(std::int64_t offset, std::size_t bytes, const AlignedBuffer& scratch,
+                   char* preferred) {
+    if (!lease_) return file_->read(offset, bytes, scratch, preferred);
+    char* const out = preferred ? preferred : scratch.data();
+    (*lease_)->read_at(offset, out, bytes);
+    return out;
+  }
+  // Through the page cache.
+  void read(std::int64_t offset, char* out, std::size_t bytes) {
+    if (lease_)
+      (*lease_)->read_at(offset, out, bytes);
+    else
+      file_->file().read(offset, out, bytes);
+  }
+
+ private:
+  const std::shared_ptr<const DirectFile> file_;
+  std::optional<ZstdPool::Lease> lease_;
+};
+
 }  // namespace
 
 Pump::Pump(const PumpOptions& options) : options_(options), max_open_(max_open_files()) {}
@@ -47,18 +81,20 @@ void PumpTensor::add_sum(std::size_t c, std::int64_t from, std::int64_t to, std:
   on_wrong(c);
 }
 
-void PumpTensor::check_storage(std::size_t c, const DirectFile& file,
+void PumpTensor::check_storage(std::size_t c, const std::shared_ptr<const DirectFile>& file,
                                const AlignedBuffer& scratch) {
   const Chunk& chunk = record->chunks[c];
   StorageCheck& check = *chunk.storage->check;
   const std::lock_guard lock(check.mutex);
   if (check.verified) return;
   const auto most = static_cast<std::int64_t>(scratch.size() - 2 * kDirectAlignment);
+  const std::int64_t begin = chunk.storage->checked_begin, end = chunk.storage->checked_end;
+  ChunkBytes source_bytes(file, chunk, begin, end);
   std::uint64_t crc = 0;
-  for (std::int64_t at = chunk.storage->checked_begin; at < chunk.storage->checked_end;) {
-    const std::int64_t n = std::min(most, chunk.storage->checked_end - at);
+  for (std::int64_t at = begin; at < end;) {
+    const std::int64_t n = std::min(most, end - at);
     const auto bytes = static_cast<std::size_t>(n);
-    crc = checksum_of(chunk.checksum, file.read(at, bytes, scratch, nullptr), bytes, crc);
+    crc = checksum_of(chunk.checksum, source_bytes.read(at, bytes, scratch, nullptr), bytes, crc);
     at += n;
   }
   if (crc != chunk.crc64) fail(c);
@@ -71,17 +107,19 @@ void PumpTensor::fail(std::size_t c) const {
       chunk.box ? fmt::format(" of the box at {} of shape {}", chunk.box->offsets, chunk.box->shape)
                 : "";
   const std::string file = (source.path() / chunk.file).string(), title = source.title(name);
+  const auto [first, last] = chunk.file_bytes();
   throw Placed(
       CorruptCheckpoint("{}: tensor {}, elements {} to {}{} (bytes {} to {}): the checksum is "
                         "wrong: the data was damaged after the save",
-                        file, title, chunk.begin, chunk.end, box, chunk.byte_begin, chunk.byte_end),
+                        file, title, chunk.begin, chunk.end, box, first, last),
       {file, title});
 }
 
 bool are_neighbours(const Slice& slice, const Slice& next) {
   const Chunk &a = slice.place(), &b = next.place();
   return !a.storage && !b.storage && &slice.tensor->source == &next.tensor->source &&
-         a.file == b.file && slice.offset() + slice.bytes() == next.offset();
+         a.file == b.file && zstd_range(a) == zstd_range(b) &&
+         slice.offset() + slice.bytes() == next.offset();
 }
 
 std::vector<Slice> slices_of(PumpTensor& tensor, std::int64_t begin, std::int64_t end) {
@@ -113,7 +151,8 @@ std::vector<std::vector<SlicePiece>> cut_batches(std::span<const Slice> slices, 
     }
   }
   std::ranges::sort(pieces, {}, [](const SlicePiece& piece) {
-    return std::pair(std::string_view(piece.slice.place().file), piece.slice.offset());
+    const Chunk& chunk = piece.slice.place();
+    return std::tuple(std::string_view(chunk.file), zstd_range(chunk), piece.slice.offset());
   });
   std::vector<std::vector<SlicePiece>> batches;
   std::int64_t sum = 0;
@@ -238,7 +277,7 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
   const auto file = pump_.file(head.tensor->source, head.place().file);
   const ChunkStorage* const storage = head.place().storage.get();
   if (storage && head.tensor->has_sum(head.chunk)) {
-    head.tensor->check_storage(head.chunk, *file, scratch_);
+    head.tensor->check_storage(head.chunk, file, scratch_);
   }
   struct Step {
     std::size_t slice;
@@ -248,12 +287,16 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
   sums.resize(first_sum + slices.size());
   std::vector<Step> steps;
   std::int64_t at = head.offset(), bytes = 0;  // range in the file of `steps`
+  const bool is_strided = storage && storage->strides;
+  ChunkBytes source(
+      file, head.place(), at,
+      is_strided ? storage->checked_end : slices.back().offset() + slices.back().bytes());
   const auto flush = [&] {
     if (steps.empty()) return;
     const char* data = scratch_.data();
-    if (storage && storage->strides) {
+    if (is_strided) {
       const std::int64_t begin = head.place().begin;
-      read_strided(file->file(),
+      read_strided([&](std::int64_t from, char* out, std::size_t n) { source.read(from, out, n); },
                    {head.place().byte_begin, head.tensor->record->width(), storage->shape,
                     *storage->strides},
                    steps.front().from - begin, steps.back().to - begin, scratch_.data());
@@ -261,7 +304,7 @@ void Pump::Lane::pass(std::span<const Slice> slices, char* target, const Sink* s
       // Aligned as in the file, so that the operating system copies whole words.
       char* const destination =
           target ? target : scratch_.data() + at % static_cast<std::int64_t>(kDirectAlignment);
-      data = file->read(at, static_cast<std::size_t>(bytes), scratch_, destination);
+      data = source.read(at, static_cast<std::size_t>(bytes), scratch_, destination);
       at += bytes;
     }
     for (const Step& step : steps) {

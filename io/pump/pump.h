@@ -40,7 +40,8 @@ class PumpTensor {
   void add_sum(std::size_t chunk, std::int64_t from, std::int64_t to, std::uint64_t crc);
   /// Reads and verifies all bytes covered by a chunk's checksum, once. Needed for chunks with
   /// `storage`, because their checksum is not over the elements as they are read.
-  void check_storage(std::size_t chunk, const DirectFile& file, const AlignedBuffer& scratch);
+  void check_storage(std::size_t chunk, const std::shared_ptr<const DirectFile>& file,
+                     const AlignedBuffer& scratch);
   /// Whether each chunk was read completely or not at all. Call after all reads.
   bool is_complete() const { return sums_.empty(); }
   /// Skips verification of a chunk that was verified before.
@@ -65,7 +66,7 @@ struct Slice {
 
   const Chunk& place() const { return tensor->record->chunks[chunk]; }
   std::int64_t bytes() const { return (to - from) * tensor->record->width(); }
-  /// Position of the first byte in the file.
+  /// Position of the first byte in the file, or in what its zstd range decodes to.
   std::int64_t offset() const {
     return place().byte_begin + (from - place().begin) * tensor->record->width();
   }

@@ -52,7 +52,7 @@ void for_each_element(std::span<const Axis> axes, F&& f) {
 
 class Gather {
  public:
-  Gather(const File& file, const StridedBlock& block) : file_(file), block_(block) {}
+  Gather(const ReadBytes& read, const StridedBlock& block) : read_(read), block_(block) {}
 
   /// Reads elements [first, last) of the sub-block of dims >= d.
   /// @param at  first byte of the sub-block in the file
@@ -114,7 +114,7 @@ class Gather {
 
   void read_window(std::span<const Axis> axes, std::int64_t bytes, std::int64_t at, char* out) {
     window_.resize(std::max(window_.size(), static_cast<std::size_t>(bytes)));
-    file_.read(at, window_.data(), static_cast<std::size_t>(bytes));
+    read_(at, window_.data(), static_cast<std::size_t>(bytes));
     auto run = static_cast<std::size_t>(block_.width);  // bytes contiguous in file and output
     if (!axes.empty() && axes[0].in_file == block_.width && axes[0].in_out == block_.width) {
       run *= static_cast<std::size_t>(axes[0].size);
@@ -125,16 +125,16 @@ class Gather {
     });
   }
 
-  const File& file_;
+  const ReadBytes& read_;
   const StridedBlock& block_;
   std::vector<char> window_;
 };
 
 }  // namespace
 
-void read_strided(const File& file, const StridedBlock& block, std::int64_t first,
+void read_strided(const ReadBytes& read, const StridedBlock& block, std::int64_t first,
                   std::int64_t last, char* out) {
-  Gather(file, block).read_range(0, block.begin, first, last, out);
+  Gather(read, block).read_range(0, block.begin, first, last, out);
 }
 
 }  // namespace tessera::io

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "core/base/shape.h"
-#include "io/base/file.h"
 
 namespace tessera::io {
 
@@ -15,10 +16,12 @@ struct StridedBlock {
   Strides strides;         ///< in elements, none negative
 };
 
+using ReadBytes = std::function<void(std::int64_t offset, char* out, std::size_t bytes)>;
+
 /// Reads elements [first, last) of a block, in row-major order of its shape. Merges nearby elements
 /// into reads of up to 256 KiB, which it needs as scratch memory; larger requests merge better.
-/// @throws as File::read
-void read_strided(const File& file, const StridedBlock& block, std::int64_t first,
+/// @param read  reads bytes of the file
+void read_strided(const ReadBytes& read, const StridedBlock& block, std::int64_t first,
                   std::int64_t last, char* out);
 
 }  // namespace tessera::io

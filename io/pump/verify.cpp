@@ -138,9 +138,12 @@ void TensorVerification::judge(const NamedChunk& named) {
   const Chunk& chunk = named.chunk();
   const auto add = [&](std::int64_t begin, std::int64_t end, const std::string& what) {
     const std::int64_t width = named.tensor->record->width();
-    report.problems.push_back({chunk.file, named.name, begin, end, what,
-                               chunk.byte_begin + (begin - chunk.begin) * width,
-                               chunk.byte_begin + (end - chunk.begin) * width, named.unread});
+    const auto [first, last] = chunk.zstd
+                                   ? chunk.file_bytes()
+                                   : std::pair(chunk.byte_begin + (begin - chunk.begin) * width,
+                                               chunk.byte_begin + (end - chunk.begin) * width);
+    report.problems.push_back(
+        {chunk.file, named.name, begin, end, what, first, last, named.unread});
   };
   if (!named.error.empty()) {
     add(chunk.begin, chunk.end, named.error);
@@ -154,7 +157,13 @@ void TensorVerification::judge(const NamedChunk& named) {
 VerifyReport verify_tensors(const TensorSource& source, const std::vector<std::string>& names,
                             const VerifyOptions& options) {
   TensorVerification verification(options);
-  for (const std::string& name : names) verification.add(source, name);
+  for (const std::string& name : names) {
+    try {
+      verification.add(source, name);
+    } catch (const CorruptCheckpoint& error) {
+      verification.report.problems.push_back({source.path().string(), "", 0, 0, error.what()});
+    }
+  }
   verification.read();
   return std::move(verification.report);
 }

@@ -83,7 +83,7 @@ class TensorVerification {
   std::map<std::string, std::vector<std::size_t>> by_file_;  // indices into chunks_
 };
 
-/// Reads tensors of a source.
+/// Reads tensors of a source. Those whose description is damaged are problems, too.
 VerifyReport verify_tensors(const TensorSource& source, const std::vector<std::string>& names,
                             const VerifyOptions& options = {});
 

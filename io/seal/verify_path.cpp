@@ -79,8 +79,9 @@ void examine_tensors(const TensorSource& source, const Seal* seal, VerifyOptions
           options.files->insert(chunk.file);
         const auto found = damaged.find(file);
         if (found == damaged.end()) continue;
+        const auto [first, last] = chunk.file_bytes();
         for (VerifyProblem* problem : found->second)
-          if (chunk.byte_begin < problem->byte_end && problem->byte_begin < chunk.byte_end &&
+          if (first < problem->byte_end && problem->byte_begin < last &&
               named.insert(problem).second)
             problem->what += fmt::format(" (tensor {}, and others there)", name);
       }

@@ -55,7 +55,6 @@ std::unique_ptr<ShardedSource> open_sharded(const fs::path& path,
   } else if (is_megatron_run(path)) {
     source = open_megatron(path);
   } else {
-    refuse_megatron_ranks(path);
     refuse_parent_of_shards(path);
   }
   require(!shards || !source, "{} is a {}, which records its number of shards; omit --shards",

@@ -192,6 +192,7 @@ TensorRecord ShardedSource::stored_record(const std::string& name, bool boxes) c
     if (!one_run) chunk.box = stored.box;
     chunk.crc64 = location.crc32.value_or(0);
     chunk.checksum = location.crc32 ? Checksum::Crc32 : Checksum::None;
+    chunk.zstd = location.zstd;
     const bool checks_more =
         location.crc32 && location.checked_end - location.checked_begin != n * width;
     if (!location.strides && !checks_more) continue;
@@ -199,7 +200,7 @@ TensorRecord ShardedSource::stored_record(const std::string& name, bool boxes) c
                          {},
                          location.checked_begin,
                          location.checked_end,
-                         checks_.at(chunk.file, location.checked_begin)};
+                         checks_.at(chunk, location.checked_begin)};
     if (location.strides) storage.strides = *location.strides;
     chunk.storage = std::make_shared<const ChunkStorage>(storage);
   }
@@ -223,7 +224,7 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
   const StoredBlock& block = tensor.blocks[i];
   const auto location_of = [&](const TorchTensor& stored, std::int64_t offset) {
     return Location{offset + stored.begin, shared_strides(stored), offset + stored.storage_begin,
-                    offset + stored.storage_end, stored.crc32};
+                    offset + stored.storage_end, stored.crc32};  // bytes of the file
   };
   if (block.known) {
     Location location = location_of(*block.known, 0);
@@ -236,19 +237,54 @@ ShardedSource::Location ShardedSource::locate(const std::string& name, const Sto
     const std::lock_guard lock(mutex_);
     if (locations_[number]) return *locations_[number];
   }
-  const auto file = open_files_.get(files_[block.file]);
-  const ByteRange archive(*file, block.offset, block.length);
-  const TorchTensor stored = read_torch_tensor(archive);
+  const TorchTensor stored = read_archive(name, tensor, block);
+  const fs::path path = dir_ / files_[block.file];
   require<CorruptCheckpoint>(
       stored.shape == stored_shape(block) && stored.dtype == tensor.dtype_name,
-      "{}: tensor {} has a chunk of {} {} at {}, but its archive holds {} "
-      "{}",
-      archive.name(), name, tensor.dtype_name, stored_shape(block), block.box.offsets, stored.dtype,
-      stored.shape);
-  Location location = location_of(part_of(stored, block), block.offset);
+      "{}, bytes {} to {}: tensor {} has a chunk of {} {} at {}, but its archive holds {} {}",
+      path.string(), block.offset, block.offset + block.length, name, tensor.dtype_name,
+      stored_shape(block), block.box.offsets, stored.dtype, stored.shape);
+  Location location = location_of(part_of(stored, block), block.zstd ? 0 : block.offset);
+  if (block.zstd) {
+    location.zstd = std::make_shared<const ZstdItem>(ZstdItem{zstd_, {block.offset, block.length}});
+  }
   const std::lock_guard lock(mutex_);
   locations_[number] = location;
   return location;
+}
+
+// Decodes a compressed archive completely, because its directory is at its end.
+TorchTensor ShardedSource::read_archive(const std::string& name, const StoredTensor& tensor,
+                                        const StoredBlock& block) const {
+  const auto file = open_files_.get(files_[block.file]);
+  const ZstdRange range{block.offset, block.length};
+  if (!block.zstd) return read_torch_tensor(ByteRange(*file, range.offset, range.length));
+  const std::pair key(block.file, range);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = decoded_.find(key);
+    if (found != decoded_.end()) return found->second;
+  }
+  constexpr std::int64_t kMaxRest = std::int64_t{1} << 20;  // bytes besides the tensor's
+  std::int64_t most = 0;
+  const Shape shape = stored_shape(block);
+  try {
+    require<CorruptCheckpoint>(
+        !__builtin_mul_overflow(numel(shape), static_cast<std::int64_t>(dtype_size(tensor.dtype)),
+                                &most) &&
+            !__builtin_add_overflow(most, kMaxRest, &most),
+        "a chunk of shape {} has more than 2^63 bytes", shape);
+    ZstdDecoder decoder(file, range);
+    const ZstdEnds ends = read_zstd_ends(decoder, most);
+    const TorchTensor stored =
+        read_torch_tensor(ByteRange(ends.head, ends.tail, ends.size, decoder.name()));
+    const std::lock_guard lock(mutex_);
+    return decoded_.emplace(key, stored).first->second;
+  } catch (const CorruptCheckpoint& error) {
+    throw CorruptCheckpoint("tensor {}: {}", name, error.what());
+  } catch (const Unsupported& error) {
+    throw Unsupported("tensor {}: {}", name, error.what());
+  }
 }
 
 }  // namespace tessera::io

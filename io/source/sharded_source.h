@@ -29,6 +29,7 @@ struct StoredBlock {
   std::shared_ptr<const TorchTensor> known{};
   /// Whether the box has one dim and is of the flattened tensor, as parts of a flat buffer are.
   bool flat = false;
+  bool zstd = false;  ///< whether the archive is compressed
   /// First dims of what is stored, which the box lacks: its position in them, and their extents.
   std::shared_ptr<const Box> lead{};
 };
@@ -140,12 +141,15 @@ class ShardedSource final : public TensorSource {
     /// Bytes covered by the checksum, either the block or the storage around it.
     std::int64_t checked_begin = 0, checked_end = 0;
     std::optional<std::uint32_t> crc32;
+    std::shared_ptr<const ZstdItem> zstd{};  ///< null: bytes are of the file, else decoded ones
   };
   const StoredTensor& find(const std::string& name) const;
   void add_items(const std::string& name, const std::vector<Shape>& items);
   // @param boxes  whether chunks have a box even if their elements are contiguous in the tensor
   TensorRecord stored_record(const std::string& name, bool boxes) const;
   Location locate(const std::string& name, const StoredTensor& tensor, std::size_t i) const;
+  TorchTensor read_archive(const std::string& name, const StoredTensor& tensor,
+                           const StoredBlock& block) const;
 
   const fs::path dir_;
   fs::path config_dir_;
@@ -162,8 +166,10 @@ class ShardedSource final : public TensorSource {
   bool archives_ = false;
   mutable OpenFiles open_files_;
   mutable StorageChecks checks_;
-  mutable std::mutex mutex_;  // guards locations_
+  mutable std::mutex mutex_;  // guards locations_ and decoded_
   mutable std::vector<std::optional<Location>> locations_;
+  mutable std::map<std::pair<std::uint32_t, ZstdRange>, TorchTensor> decoded_;  // by file and range
+  std::shared_ptr<ZstdPool> zstd_ = std::make_shared<ZstdPool>();
 };
 
 }  // namespace tessera::io

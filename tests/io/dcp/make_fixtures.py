@@ -3,7 +3,7 @@
 
 usage: make_fixtures.py [NAME ...]
 
-Needs torch (written with 2.15.0) and safetensors; accelerate needs accelerate. Each fixture is saved by several processes over
+Needs torch (written with 2.15.0) and safetensors; accelerate needs accelerate, zstd needs zstandard. Each fixture is saved by several processes over
 gloo. expected.safetensors next to it has the whole tensors by their names in the checkpoint, written by the first rank from
 memory, not read back.
 """
@@ -116,19 +116,34 @@ def train_step(model, dtype=torch.float32):
     return optimizer
 
 
-def gpt2(world):
-    """FSDP, 3 ranks: indivisible sizes; a tied head stored separately."""
+def sharded_gpt2(world):
+    """FSDP: indivisible sizes; a tied head stored separately."""
     model = Gpt2()
     with torch.no_grad():
         for i, p in enumerate(model.parameters()):
             p.copy_(ramp(*p.shape, start=10 * i) / 64)
-    mesh = init_device_mesh("cpu", (world,))
-    fully_shard(model, mesh=mesh)
-    directory = save("fsdp-gpt2", {"model": get_model_state_dict(model)})
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    return get_model_state_dict(model)
+
+
+def add_gpt2_config(directory):
     if dist.get_rank() == 0:
         config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 17, "n_positions": 6,
                   "n_embd": 4, "n_layer": 1, "n_head": 2}
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def gpt2(world):
+    """FSDP, 3 ranks."""
+    add_gpt2_config(save("fsdp-gpt2", {"model": sharded_gpt2(world)}))
+
+
+def zstd(world):
+    """PyTorch's extension that compresses every item; also tensors that are not row-major."""
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    more = {**mixed_state(world), "transposed": ramp(4, 3).t(), "permuted": ramp(2, 3, 4).permute(2, 0, 1)}
+    add_gpt2_config(save("zstd", {"model": sharded_gpt2(world), "more": more, "epoch": 3}, _extensions=[ZStandard()]))
 
 
 def wrapped(world):
@@ -286,7 +301,7 @@ def refused(world):
                           "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
 
 
-FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, accelerate: 2, strided: 1, refused: 1, experts: 3}
+FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, accelerate: 2, strided: 1, zstd: 4, refused: 1, experts: 3}
 
 
 def run(rank, index, world):

@@ -199,10 +199,32 @@ TEST_CASE("other kinds of metadata are refused") {
   parts.shape = size({1, 1, 1, 1, 1, 1, 1, 1, 1});
   CHECK_THROWS_HOLDING(Unsupported, "9 dims; tessera reads at most 8", parse(parts.str()));
   parts = {};
-  parts.places[0].more = text("transform_descriptors") + list({text("zstd")});
-  CHECK_THROWS_HOLDING(Unsupported, "w: compressed or otherwise transformed", parse(parts.str()));
-  parts.places[0].more = text("transform_descriptors") + "N";
-  CHECK(parse(parts.str()).tensors.size() == 1);
+  parts.places[0].more = text("transform_descriptors") + list({text("stream.lz4/1")});
+  CHECK_THROWS_HOLDING(Unsupported,
+                       "w: data that an extension of PyTorch's writer transformed by stream.lz4/1; "
+                       "tessera reads data that is plain or compressed once by stream.zstd/1",
+                       parse(parts.str()));
+  parts.places[0].more =
+      text("transform_descriptors") + list({text("stream.zstd/1"), text("stream.zstd/1")});
+  CHECK_THROWS_HOLDING(Unsupported, "transformed by zstd twice", parse(parts.str()));
+  for (const char* version : {"2", "11", "", "1/2"}) {
+    parts.places[0].more =
+        text("transform_descriptors") + list({text(std::string("stream.zstd/") + version)});
+    CHECK_THROWS_HOLDING(Unsupported, "transformed by stream.zstd/", parse(parts.str()));
+  }
+  Parts shared;
+  shared.places[1].begin = integer(0);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "tensor w: two chunks are both in byte 0 of __0_0.distcp",
+                       parse(shared.str()));
+  parts.places[0].more = text("transform_descriptors") + text("stream.zstd/1");
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "expected a list of names", parse(parts.str()));
+  for (const std::string& value : {list({text("stream.zstd/1")}), list({text("stream.zstd/1.3")}),
+                                   std::string("N"), std::string("]")}) {
+    parts.places[0].more = text("transform_descriptors") + value;
+    const DcpMetadata metadata = parse(parts.str());
+    CHECK(metadata.tensors.at("w").chunks[0].zstd == (value.size() > 1));
+    CHECK_FALSE(metadata.tensors.at("w").chunks[1].zstd);
+  }
 }
 
 TEST_CASE("plans of other classes are dropped, also if they hold the chunks") {
@@ -331,7 +353,8 @@ TEST_CASE("unreadable entries next to the model are left out") {
   other.dtype = global("torch", "complex128");
   parts.more_entries = {{text("loop.counter"), entry_of(other)}};
   for (const std::int64_t row : {0, 2}) {
-    parts.places.push_back({.name = text("loop.counter"), .offset = {row, 0}});
+    parts.places.push_back(
+        {.name = text("loop.counter"), .offset = {row, 0}, .begin = integer(row)});
   }
   CHECK_THROWS_HOLDING(Unsupported, "loop.counter complex128", plan_of(parts));
   parts.more_fields = {

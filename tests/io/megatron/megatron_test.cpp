@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "io/base/json.h"
+#include "io/checkpoint/find.h"
 #include "io/consolidate/consolidate.h"
 #include "io/dcp/metadata.h"
 #include "io/hf/model_source.h"
@@ -173,7 +174,8 @@ TEST_CASE("the iteration of a Megatron run is chosen by its file or by --step") 
   fs::create_directories(copy.path / "mp_rank_00");
   write_text(copy.path / "mp_rank_00" / "model_optim_rng.pt", "");
   fs::remove_all(copy.path / "weights");
-  CHECK_THROWS_HOLDING(Unsupported, "--ckpt-convert-format torch_dist", open_sharded(copy.path));
+  CHECK_THROWS_HOLDING(Unsupported, "--ckpt-convert-format torch_dist",
+                       locate_checkpoint(copy.path));
 }
 
 TEST_CASE("a configuration of another model is refused") {

@@ -29,7 +29,11 @@ struct Numbers {
   std::vector<std::uint32_t> read(const Shape& shape, const Strides& strides, std::int64_t first,
                                   std::int64_t last) const {
     std::vector<std::uint32_t> found(static_cast<std::size_t>(last - first) + 1, 77);
-    read_strided(file, {12, 4, shape, strides}, first, last, reinterpret_cast<char*>(found.data()));
+    const auto read_file = [&](std::int64_t offset, char* out, std::size_t bytes) {
+      file.read(offset, out, bytes);
+    };
+    read_strided(read_file, {12, 4, shape, strides}, first, last,
+                 reinterpret_cast<char*>(found.data()));
     CHECK(found.back() == 77);  // nothing is written beyond the range
     found.pop_back();
     return found;

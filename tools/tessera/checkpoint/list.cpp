@@ -18,6 +18,7 @@
 #include "core/base/memory.h"
 #include "io/base/json.h"
 #include "io/source/find_sharded.h"
+#include "io/source/other_formats.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
@@ -104,7 +105,9 @@ int run_list(const ListCommand& options) {
     return code;
   }
   if (code != 0) {
-    fmt::print("{} contains no checkpoint, down to three levels below it\n", escaped(options.path));
+    const std::string other = io::describe_other_format(options.path);
+    fmt::print("{} contains no checkpoint, down to three levels below it{}\n",
+               escaped(options.path), other.empty() ? "" : "; it holds " + escaped(other));
     return code;
   }
   fmt::print("{:>10}  {:<12}  {:>8}  {:>10}  {}\n", "step", "state", "age", "size", "what");
