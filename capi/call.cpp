@@ -1,9 +1,8 @@
 #include "capi/call.h"
 
-#include <algorithm>
-#include <charconv>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "core/base/error.h"
 
@@ -50,67 +49,15 @@ int run_call(const io::ErrorPlace& place, const std::function<void()>& body) noe
   }
 }
 
-Options::Options(const tessera_option* options, std::size_t count,
-                 std::span<const char* const> names, std::span<const char* const> repeated) {
+io::OptionTexts option_texts(const tessera_option* options, std::size_t count) {
   require(options != nullptr || count == 0, "options are NULL");
+  io::OptionTexts texts;
   for (std::size_t i = 0; i < count; ++i) {
     require(options[i].name != nullptr && options[i].value != nullptr,
             "option {} has a name or value that is NULL", i);
-    std::string name = options[i].name;
-    std::ranges::replace(name, '_', '-');
-    const bool many = std::ranges::find(repeated, name) != repeated.end();
-    if (!many && std::ranges::find(names, name) == names.end()) {
-      std::string known;
-      for (const auto& list : {names, repeated})
-        for (const char* other : list) known += (known.empty() ? "" : ", ") + std::string(other);
-      throw InvalidArgument("unknown option \"{}\"; there are {}", options[i].name, known);
-    }
-    std::vector<std::string>& values = values_[name];
-    require(many || values.empty(), "option \"{}\" is given twice", name);
-    values.emplace_back(options[i].value);
+    texts.add(options[i].name, options[i].value);
   }
-}
-
-void Options::refuse(std::string_view name, const std::string& value, const std::string& expected) {
-  throw InvalidArgument("option {} is \"{}\"; expected {}", name, value, expected);
-}
-
-const std::string* Options::find(std::string_view name) const {
-  const auto found = values_.find(name);
-  return found == values_.end() ? nullptr : &found->second.front();
-}
-
-std::string Options::text(std::string_view name, const std::string& otherwise) const {
-  const std::string* const value = find(name);
-  return value == nullptr ? otherwise : *value;
-}
-
-std::vector<std::string> Options::texts(std::string_view name) const {
-  const auto found = values_.find(name);
-  return found == values_.end() ? std::vector<std::string>() : found->second;
-}
-
-std::optional<std::int64_t> Options::integer(std::string_view name, std::int64_t least) const {
-  const std::string* const text = find(name);
-  if (text == nullptr) return std::nullopt;
-  std::int64_t value = 0;
-  const char* const end = text->data() + text->size();
-  const auto [stop, error] = std::from_chars(text->data(), end, value);
-  if (error != std::errc{} || stop != end || value < least)
-    refuse(name, *text, fmt::format("an integer of at least {}", least));
-  return value;
-}
-
-bool Options::flag(std::string_view name) const {
-  return choice<bool>(name, {{"true", true}, {"false", false}}).value_or(false);
-}
-
-std::optional<std::int64_t> Options::step() const {
-  return text("step", "latest") == "latest" ? std::nullopt : integer("step", 0);
-}
-
-int Options::jobs() const {
-  return static_cast<int>(std::min<std::int64_t>(integer("jobs", 1).value_or(1), 1024));
+  return texts;
 }
 
 std::string text_argument(const char* text, const char* what) {

@@ -68,13 +68,14 @@ io::TensorPart part_of(const tessera_part& part) {
   return result;
 }
 
-int small_number(const Options& given, const char* name, std::int64_t least, int otherwise) {
+int small_number(const io::OptionTexts& given, const char* name, std::int64_t least,
+                 int otherwise) {
   const std::int64_t value = given.integer(name, least).value_or(otherwise);
   require(value <= io::kMaxWorldSize, "{} is {}; at most {}", name, value, io::kMaxWorldSize);
   return static_cast<int>(value);
 }
 
-void read_arguments(io::SaveRequest& request, const Options& given,
+void read_arguments(io::SaveRequest& request, const io::OptionTexts& given,
                     std::span<const tessera_part> parts) {
   if (const std::string* failed = given.find("failed")) throw InvalidArgument("{}", *failed);
   const auto step = given.integer("step", 0);
@@ -83,6 +84,7 @@ void read_arguments(io::SaveRequest& request, const Options& given,
   request.run_id = given.text("run-id", "run");
   request.model_config = given.text("model", "{}");
   request.trainer_json = given.text("trainer", "");
+  given.refuse_others();
   require(parts.data() != nullptr || parts.empty(), "the parts are NULL");
   for (const tessera_part& part : parts) {
     const io::Section section = part.state == nullptr ? io::kModelSection : io::Section{part.state};
@@ -106,9 +108,7 @@ int tessera_save(const char* dir, const tessera_option* options, size_t option_c
   namespace capi = tessera::capi;
   namespace io = tessera::io;
   return capi::run_call({dir == nullptr ? "" : dir, ""}, [&] {
-    constexpr const char* kNames[] = {"step",  "rank",    "world", "run-id",
-                                      "model", "trainer", "failed"};
-    const capi::Options given(options, option_count, kNames);
+    const io::OptionTexts given = capi::option_texts(options, option_count);
     io::SaveRequest request;
     request.checkpoints_dir = capi::text_argument(dir, "the directory");
     request.rank = capi::small_number(given, "rank", 0, 0);

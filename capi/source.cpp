@@ -156,14 +156,15 @@ int tessera_open(const char* path, const tessera_option* options, size_t option_
   return tessera::capi::run_call({path == nullptr ? "" : path, ""}, [&] {
     require(out != nullptr, "the result is NULL");
     *out = nullptr;
-    constexpr const char* kNames[] = {"step", "shards", "jobs", "verify"};
-    const tessera::capi::Options given(options, option_count, kNames);
+    const tessera::io::OptionTexts given = tessera::capi::option_texts(options, option_count);
+    const auto step = given.step(), shards = given.integer("shards", 1);
     auto source = std::make_unique<tessera_source>();
     source->read.threads = given.jobs();
     source->read.verify_partial =
         given.choice<bool>("verify", {{"chunks", true}, {"whole", false}}).value_or(true);
-    source->opened = tessera::capi::open_source(tessera::capi::text_argument(path, "the path"),
-                                                given.step(), given.integer("shards", 1));
+    given.refuse_others();
+    source->opened =
+        tessera::capi::open_source(tessera::capi::text_argument(path, "the path"), step, shards);
     source->path = source->opened.path.string();
     *out = source.release();
   });

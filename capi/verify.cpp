@@ -1,4 +1,5 @@
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "capi/call.h"
 #include "core/base/error.h"
@@ -10,17 +11,18 @@ int tessera_verify(const char* path, const tessera_option* options, size_t optio
   namespace capi = tessera::capi;
   namespace io = tessera::io;
   return capi::run_call({path == nullptr ? "" : path, ""}, [&] {
-    constexpr const char* kNames[] = {"step", "jobs"};
-    const capi::Options given(options, option_count, kNames);
+    const io::OptionTexts given = capi::option_texts(options, option_count);
+    const std::optional<std::int64_t> step = given.step();
     const io::fs::path from = capi::text_argument(path, "the path");
     io::VerifyOptions verify;
     verify.threads = given.jobs();
+    given.refuse_others();
     if (progress != nullptr) {
       verify.progress = [&](std::int64_t done, std::int64_t total) {
         if (progress(user, done, total) != 0) throw capi::Stopped("the verification was stopped");
       };
     }
-    io::PathReport checked = io::verify_path(from, given.step(), verify);
+    io::PathReport checked = io::verify_path(from, step, verify);
     io::VerifyReport& found = checked.verify;
     const io::fs::path& read = checked.path;
     constexpr std::string_view kModel = "model/";

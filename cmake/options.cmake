@@ -23,7 +23,7 @@ if(TESSERA_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
   set(OPENSSL_USE_STATIC_LIBS ON)
   # libgcc stays shared: with glibc's newest unwinder in it, the result would need that glibc.
-  add_link_options(-static-libstdc++ -Wl,--exclude-libs,ALL)
+  add_link_options(-static-libstdc++ -Wl,--exclude-libs,ALL -Wl,--as-needed)
 endif()
 option(TESSERA_GENERIC_CPU "build the CPU kernels once, for any CPU, instead of for x86-64-v3 and v4" OFF)
 if(TESSERA_GENERIC_CPU)

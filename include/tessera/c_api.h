@@ -139,15 +139,16 @@ TESSERA_API int tessera_read(const tessera_source* source, size_t index, const i
 /// Memory is bounded by option "memory"; checksums are verified.
 ///
 /// Options are those of `tessera consolidate`, whose help has more on each: format, what, dtype,
-/// max-shard-size, memory, step, jobs, buffered, overwrite, merge-lora, base, config, like, strip,
-/// rename, select, exclude, shards, tensors. Of these, strip, rename, select, exclude and tensors may
-/// be repeated. In names, '_' equals '-'.
+/// max-shard-size, memory, step (a number or "latest"), jobs (1 by default), buffered, overwrite,
+/// part, merge-lora, base, config, like, strip, rename, select, exclude, shards, tensors. Of these,
+/// strip, rename, select, exclude and tensors may be repeated. In names, '_' equals '-'.
 ///
 /// @param progress  may be NULL; called every few MiB
 /// @param warn      may be NULL; called with warnings before the first write
 /// @param report    may be NULL; called once, before a return of TESSERA_OK, with a JSON object:
-///                  source, kind, step, files, tensors, parameters, bytes, reused_bytes, skipped (a
-///                  number), seconds
+///                  source, kind, step, committed, waiting, files, tensors, parameters, bytes,
+///                  reused_bytes, skipped (a number), seconds. With option part, `committed` is false
+///                  for all parts but the last, and `waiting` lists the parts that are not done
 TESSERA_API int tessera_consolidate(const char* source, const char* out,
                                     const tessera_option* options, size_t option_count,
                                     tessera_progress progress, tessera_text warn,
@@ -163,7 +164,7 @@ typedef void (*tessera_problem)(void* user, const char* file, const char* tensor
 
 /// Reads all tensors of a checkpoint; see tessera_open. Of tessera: checks files, headers, coverage,
 /// checksums, and that values are finite. Of another program: checksums, where there are any.
-/// Options: step and shards, as in tessera_open; jobs, 1 by default.
+/// Options: step, as in tessera_open; jobs, 1 by default.
 ///
 /// @param problem   may be NULL; called with each problem
 /// @param report    may be NULL; called once, before a return of TESSERA_OK or after the problems, with

@@ -103,8 +103,9 @@ fs::path locate_checkpoint(const fs::path& path, std::optional<std::int64_t> ste
   const auto entries = find_checkpoints(path);
   if (entries.empty()) refuse_other_format(path);
   require(!entries.empty(),
-          "{} is not a checkpoint and contains none (no step-*/index.json); give a "
-          "checkpoint, a run, or a directory of checkpoints",
+          "{0} is not a checkpoint and contains none (no step-*/index.json); give a "
+          "checkpoint, a run, or a directory of checkpoints; `tessera checkpoint list {0}` finds "
+          "those of other programs",
           path.string());
   if (!step) return entries.back().path;
   const auto entry = std::ranges::find(entries, *step, &StepItem::step);

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "io/base/zstd.h"
 #include "io/base/json.h"
+#include "io/base/zstd.h"
 #include "io/dcp/metadata.h"
 #include "io/dcp/shard_names.h"
 #include "io/safetensors/dtype.h"

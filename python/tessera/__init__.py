@@ -79,13 +79,15 @@ def consolidate(source: str | os.PathLike, out: str | os.PathLike, *, progress: 
     """Writes a checkpoint as a whole model into directory `out`.
 
     Options are those of `tessera consolidate`: format, what, dtype, max_shard_size, memory, step, jobs,
-    buffered, overwrite, merge_lora, base, config, like, strip, rename, select, exclude, shards, tensors.
-    A list repeats an option. Warnings are issued by Python's warnings.
+    buffered, overwrite, part, merge_lora, base, config, like, strip, rename, select, exclude, shards,
+    tensors. A list repeats an option. Warnings are issued by Python's warnings.
 
     progress(done, total) is called a few times a second, with bytes. An exception in it, or Ctrl-C,
     stops the work and is raised; the same call then continues.
 
-    Returns source, kind, step, files, tensors, parameters, bytes, reused_bytes, skipped and seconds.
+    Returns source, kind, step, committed, waiting, files, tensors, parameters, bytes, reused_bytes,
+    skipped and seconds. With part="K/N", `committed` is False for all parts but the last to finish, and
+    `waiting` lists the parts that are not done.
     """
     options.setdefault("jobs", min(16, max(4, 4 * (os.cpu_count() or 1))))
     return json.loads(_core.consolidate(
@@ -93,8 +95,8 @@ def consolidate(source: str | os.PathLike, out: str | os.PathLike, *, progress: 
         lambda text: _warnings.warn(text, stacklevel=3)))
 
 
-def verify(path: str | os.PathLike, *, step: int | None = None, shards: int | None = None,
-           jobs: int | None = None, progress: Progress | None = None) -> dict[str, Any]:
+def verify(path: str | os.PathLike, *, step: int | None = None, jobs: int | None = None,
+           progress: Progress | None = None) -> dict[str, Any]:
     """Reads all of a checkpoint and checks files, coverage, checksums and finite values.
 
     Of another program's shards: the checksums that they have.
@@ -103,7 +105,7 @@ def verify(path: str | os.PathLike, *, step: int | None = None, shards: int | No
     Raises Corrupt, whose `problems` lists all problems.
     """
     jobs = jobs or min(8, os.cpu_count() or 1)
-    report, problems = _core.verify(os.fspath(path), _options(step=step, shards=shards, jobs=jobs), progress)
+    report, problems = _core.verify(os.fspath(path), _options(step=step, jobs=jobs), progress)
     if not problems:
         return json.loads(report)
     found = tuple(Problem(*problem) for problem in problems)

@@ -26,6 +26,8 @@ _DLPACK_TYPES = {
     "bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8),
     "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }
+# Bytes that one call reads at most, if a row is smaller. Python handles Ctrl-C between calls.
+_PIECE = 256 << 20
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
@@ -97,7 +99,15 @@ class Tensor:
         wanted = None if as_stored else SAFETENSORS_NAMES[self.dtype]
         width = self._width if as_stored else 4 if self.dtype == "float32" else 2
         data = numpy.empty(width * int(numpy.prod(shape, dtype=numpy.int64)), numpy.uint8)
-        self._source.read(self._index, begin, end, wanted, data)
+        row = len(data) // shape[0] if shape and data.size else 0
+        if row == 0:
+            self._source.read(self._index, begin, end, wanted, data)
+            return data, shape
+        step = max(1, _PIECE // row)
+        for at in range(0, shape[0], step):
+            stop = min(at + step, shape[0])
+            self._source.read(self._index, [begin[0] + at, *begin[1:]], [begin[0] + stop, *end[1:]], wanted,
+                              data[at * row:stop * row])
         return data, shape
 
     def __getitem__(self, key) -> numpy.ndarray:

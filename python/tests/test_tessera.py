@@ -81,6 +81,24 @@ def test_slices_are_those_of_numpy(run, verify):
             checkpoint["matrix"][key]
 
 
+def test_long_reads_are_made_in_pieces(run, monkeypatch):
+    monkeypatch.setattr("tessera._tensor._PIECE", 70)  # two rows of `matrix`; less than one of `cube`
+    checkpoint = tessera.open(run)
+    for name, value in WEIGHTS.items():
+        numpy.testing.assert_array_equal(checkpoint[name].numpy(), value)
+    numpy.testing.assert_array_equal(checkpoint["matrix"][1:6, 2:5], WEIGHTS["matrix"][1:6, 2:5])
+    calls = []
+
+    class Counted:
+        def read(self, index, begin, end, *rest):
+            calls.append((begin, end))
+
+    tensor = checkpoint["matrix"]
+    tensor._source = Counted()
+    tensor[1:, 1:]
+    assert calls == [([1, 1], [3, 8]), ([3, 1], [5, 8]), ([5, 1], [6, 8])]
+
+
 @pytest.mark.parametrize("fixture", ["fsdp-gpt2", "mixed", "torchtitan"])
 def test_shards_of_other_programs_are_read(fixture):
     checkpoint = tessera.open(FIXTURES / "dcp" / "fixtures" / fixture)
@@ -127,6 +145,16 @@ def test_consolidation(run, tmp_path):
     tessera.consolidate(run, tmp_path / "out", format="safetensors", overwrite=True)
     with pytest.raises(tessera.InvalidArgument, match='unknown option "speed"'):
         tessera.consolidate(run, tmp_path / "other", speed=9)
+
+
+def test_parts_of_a_consolidation(run, tmp_path):
+    arguments = {"format": "safetensors", "max_shard_size": "200B"}
+    first = tessera.consolidate(run, tmp_path / "out", part="2/2", **arguments)
+    assert (first["committed"], first["waiting"]) == (False, [1]) and not (tmp_path / "out").exists()
+    last = tessera.consolidate(run, tmp_path / "out", part="1/2", **arguments)
+    assert last["committed"] and tessera.open(tmp_path / "out")["matrix"][5, 7] == 47
+    with pytest.raises(tessera.InvalidArgument, match="K/N"):
+        tessera.consolidate(run, tmp_path / "other", part="3/2")
 
 
 def test_warnings_are_issued(tmp_path):

@@ -65,11 +65,33 @@ TEST_CASE("options reach the consolidation") {
                                    {"dtype", "i4"},
                                    {"overwrite", "yes"},
                                    {"memory", "much"},
+                                   {"part", "0/2"},
+                                   {"part", "1"},
+                                   {"shards", "0"},
                                    {"nothing", ""}}) {
     CAPTURE(bad.name);
     CHECK(consolidate(source, dir.path() / "bad", {bad}, calls) == TESSERA_INVALID_ARGUMENT);
   }
   CHECK(!fs::exists(dir.path() / "bad"));
+  CHECK(consolidate(source, dir.path() / "bad", {{"jobs", "1"}, {"jobs", "2"}}, calls) ==
+        TESSERA_INVALID_ARGUMENT);
+  CHECK(std::strstr(tessera_error_message(), "--jobs is given twice") != nullptr);
+}
+
+TEST_CASE("parts of a consolidation") {
+  const TempDir dir;
+  const fs::path path = save(make_sample_model(), dir.path() / "run", {.world_size = 2});
+  const auto part = [&](const char* text, Calls& calls) {
+    return consolidate(path, dir.path() / "out",
+                       {{"format", "safetensors"}, {"max-shard-size", "64"}, {"part", text}},
+                       calls);
+  };
+  Calls first, last;
+  REQUIRE(part("1/2", first) == TESSERA_OK);
+  CHECK(first.report.find("\"committed\": false") != std::string::npos);
+  REQUIRE(part("2/2", last) == TESSERA_OK);
+  CHECK(last.report.find("\"committed\": true") != std::string::npos);
+  CHECK(fs::exists(dir.path() / "out"));
 }
 
 TEST_CASE("a stopped consolidation continues") {

@@ -136,7 +136,7 @@ TEST_CASE("arguments that do not fit are refused") {
   CHECK(tessera_open(nullptr, nullptr, 0, &none) == TESSERA_INVALID_ARGUMENT);
   const tessera_option unknown{"stop", "1"}, bad{"verify", "all"};
   CHECK(tessera_open(dir.path().c_str(), &unknown, 1, &none) == TESSERA_INVALID_ARGUMENT);
-  CHECK(std::strstr(tessera_error_message(), "there are step, shards, jobs, verify") != nullptr);
+  CHECK(std::strstr(tessera_error_message(), "there are jobs, shards, step, verify") != nullptr);
   CHECK(tessera_open(dir.path().c_str(), &bad, 1, &none) == TESSERA_INVALID_ARGUMENT);
   CHECK(std::strstr(tessera_error_message(), "one of chunks, whole") != nullptr);
   CHECK(none == nullptr);

@@ -37,6 +37,25 @@ if(NOT text MATCHES "step 20, saved by 3 ranks.*blocks.1.mlp.down.weight \\[32, 
   message(FATAL_ERROR "read printed\n${text}")
 endif()
 
+# A C program with libtessera.so.
+find_program(CC cc REQUIRED)
+file(GLOB_RECURSE shared ${prefix}/libtessera.so)
+get_filename_component(lib "${shared}" DIRECTORY)
+separate_arguments(flags UNIX_COMMAND "${FLAGS}")
+run(${CC} -std=c99 -Wall -Wextra -Wpedantic -Werror ${flags} ${examples}/c/read.c -I${prefix}/include -L${lib} -ltessera
+    -Wl,-rpath,${lib} -o ${WORK}/c_read)
+output_of(text ${WORK}/c_read ${WORK}/run)
+if(NOT text MATCHES "\nblocks.1.mlp.down.weight F32 \\[32, 64\\]\n")
+  message(FATAL_ERROR "the C program printed\n${text}")
+endif()
+output_of(text ${WORK}/c_read ${WORK}/run blocks.1.mlp.down.weight)
+string(REGEX MATCHALL "[^\n]+\n" row "${text}")
+list(LENGTH row elements)
+execute_process(COMMAND ${WORK}/c_read ${WORK}/run absent ERROR_VARIABLE error RESULT_VARIABLE code)
+if(NOT elements EQUAL 64 OR NOT code EQUAL 1 OR NOT error MATCHES "holds no tensor absent")
+  message(FATAL_ERROR "the C program printed a row of ${elements} elements\n${text}and ended with ${code}: ${error}")
+endif()
+
 # Every public header compiles alone, without JSON; the main one also without the slowest of the standard library.
 file(GLOB headers RELATIVE ${prefix}/include ${prefix}/include/tessera/*.h)
 foreach(header ${headers})

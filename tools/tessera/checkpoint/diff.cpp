@@ -19,6 +19,7 @@
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/diff_sources.h"
+#include "io/consolidate/options.h"
 #include "io/safetensors/dtype.h"
 #include "io/source/find_sharded.h"
 #include "io/source/open_sharded.h"
@@ -39,7 +40,7 @@ using Kind = io::TensorDifference::Kind;
 struct DiffCommand {
   std::string a, b, what = "model", step = "latest";
   io::DiffOptions diff;
-  NameOptions names;
+  io::OptionTexts names;  ///< all options, of which those of names are read
   bool all = false, json = false;
 };
 
@@ -252,9 +253,9 @@ int run_diff(const DiffCommand& options) {
     io::SourceDiff result =
         io::diff_sources(options.a, options.b,
                          {.diff = diff,
-                          .names = options.names.all_rules(),
-                          .config_file = options.names.config_file(),
-                          .like = options.names.like_directory(),
+                          .names = io::name_rules(options.names),
+                          .config_file = io::config_file(options.names),
+                          .like = io::like_directory(options.names),
                           .step = parse_step(ours, options.step),
                           .checked = [&](auto done, auto total) { checked.update(done, total); }});
     for (const auto& [name, side] : {std::pair('A', &result.a), std::pair('B', &result.b)})
@@ -267,9 +268,9 @@ int run_diff(const DiffCommand& options) {
     b = compared(result.b);
     report = std::move(result.report);
   } else {
-    require(!options.names.is_given(),
-            "the names of tessera's checkpoints are known; omit --config, --like, --strip, "
-            "--rename, --select and --exclude");
+    for (const char* option : {"config", "like", "strip", "rename", "select", "exclude"})
+      require(!options.names.has(option), "the names of tessera's checkpoints are known; omit --{}",
+              option);
     const auto open = [&](const std::string& path) {
       io::refuse_parent_of_shards(path);
       return io::open_checkpoint(path, parse_step(path, options.step));
@@ -315,19 +316,22 @@ Command add_checkpoint_diff(CLI::App& parent) {
   app->add_flag("--rounded", diff.rounded,
                 "Treat a tensor as equal if one side is the other, rounded to its dtype, as by "
                 "consolidate --dtype");
-  app->add_option("--config", options->names.config,
-                  "config.json of the model of other programs' shards, or its directory; default: "
-                  "that of A or B");
-  app->add_option("--like", options->names.like,
-                  "Hugging Face directory with the names of the model of other programs' shards");
-  add_name_rules(*app, options->names);
+  add_text(*app, "--config",
+           "config.json of the model of other programs' shards, or its directory; default: "
+           "that of A or B");
+  add_text(*app, "--like",
+           "Hugging Face directory with the names of the model of other programs' shards");
+  add_name_rules(*app);
   app->add_option("--jobs", diff.threads, "Threads, with 4 MiB of memory each")
       ->capture_default_str();
   app->add_option("--step", options->step, std::string(kStepHelp) + "; for A and B alike")
       ->capture_default_str();
   app->add_flag("--all", options->all, "Show every tensor that differs, not only the 10 largest");
   app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run_diff(*options); }};
+  return {app, [app, options] {
+            options->names = option_texts(*app);
+            return run_diff(*options);
+          }};
 }
 
 }  // namespace tessera::tools

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -26,7 +27,6 @@
 #include "io/source/open_sharded.h"
 #include "models/language_model.h"
 #include "tools/tessera/command.h"
-#include "tools/tessera/consolidate/names.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
@@ -38,8 +38,7 @@ namespace tessera::tools {
 namespace {
 
 struct ReshardCommand {
-  std::string source, out, step = "latest", memory = "256MiB";
-  NameOptions names;  // only --config
+  std::string source, out, config, step = "latest", memory = "256MiB";
   io::ReshardOptions reshard;
   bool json = false;
 };
@@ -92,11 +91,12 @@ void refuse_unsharded(const std::string& source) {
       source, source);
 }
 
-// config.json of the model; empty if there is none.
-std::optional<io::fs::path> config_of(const io::ShardedSource& source, const NameOptions& given) {
-  if (const auto file = given.config_file()) return file;
-  const io::fs::path own = source.config_dir() / "config.json";
-  return io::is_there(own) ? std::optional(own) : std::nullopt;
+// config.json of the model; empty if there is none. @param given  --config
+std::optional<io::fs::path> config_of(const io::ShardedSource& source, const std::string& given) {
+  std::error_code error;
+  io::fs::path path = given.empty() ? source.config_dir() : io::fs::path(given);
+  if (io::fs::is_directory(path, error)) path /= "config.json";
+  return given.empty() && !io::is_there(path) ? std::nullopt : std::optional(path);
 }
 
 struct Source {
@@ -128,7 +128,7 @@ Source open_source(const ReshardCommand& options) {
       has_steps ? path : io::fs::path(options.source),
       {.threads = options.reshard.jobs,
        .progress = [&](std::int64_t done, std::int64_t total) { checked.update(done, total); }});
-  const auto config = config_of(*sharded, options.names);
+  const auto config = config_of(*sharded, options.config);
   result.foreign = io::open_training_source(std::move(sharded), config);
   std::map<io::Section, const io::TensorSource*> tensors;
   for (const auto& [section, source] : result.foreign.tensors) tensors[section] = source.get();
@@ -140,7 +140,7 @@ Source open_source(const ReshardCommand& options) {
 int run_reshard(const ReshardCommand& options) {
   const Source opened = open_source(options);
   const io::ReshardSource& source = *opened.opened;
-  require(!opened.reader || options.names.config.empty(),
+  require(!opened.reader || options.config.empty(),
           "{} is a checkpoint of tessera, which records its model; omit --config", options.source);
   for (const std::string& warning : opened.foreign.warnings)
     fmt::print(stderr, "tessera: warning: {}\n", escaped(warning));
@@ -194,7 +194,7 @@ Command add_checkpoint_reshard(CLI::App& parent) {
       ->required();
   app->add_option("--world", reshard.world_size, "Number of ranks, and so of shards")->required();
   app->add_option("--step", options->step, kStepHelp)->capture_default_str();
-  app->add_option("--config", options->names.config,
+  app->add_option("--config", options->config,
                   "config.json of the model, or a directory with it, for other programs' shards "
                   "without one; without any, tensors keep their names");
   app->add_option("--memory", options->memory, "Total memory of all buffers")

@@ -6,11 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -18,7 +18,7 @@
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "io/base/json.h"
-#include "io/base/size.h"
+#include "io/consolidate/options.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/consolidate/names.h"
 #include "tools/tessera/consolidate/plan.h"
@@ -33,44 +33,31 @@ namespace {
 
 struct Options {
   std::string source, out;
-  std::string format, what = "model", dtype = "keep", step = "latest";
-  std::string max_shard_size = "5GB", memory = "256MiB";
-  io::ConsolidateOptions consolidate;
-  std::string base, part;
-  NameOptions names;
-  bool buffered = false, json = false, dry_run = false;
 };
 
-void print_report(const io::ConsolidateReport& report, const std::vector<std::string>& warnings,
-                  const Options& options) {
-  if (options.json) {
-    io::Json json{{"source", report.source.string()},
-                  {"out", options.out},
-                  {"step", nullptr},
-                  {"committed", report.committed},
-                  {"waiting", report.waiting},
-                  {"files", report.files},
-                  {"tensors", report.tensors},
-                  {"parameters", report.parameters},
-                  {"bytes", report.bytes},
-                  {"reused_bytes", report.reused_bytes},
-                  {"seconds", report.seconds}};
-    if (report.step) json["step"] = *report.step;
-    json["kind"] = report.kind;
-    json["skipped"] = report.skipped.size();
-    json["warnings"] = warnings;
-    fmt::print("{}\n", io::dump_json(json));
-    return;
-  }
+int default_jobs() {
+  return static_cast<int>(std::clamp(4 * std::thread::hardware_concurrency(), 4U, 16U));
+}
+
+void print_json(const io::ConsolidateReport& report, const std::vector<std::string>& warnings,
+                const std::string& out) {
+  io::Json json = io::report_json(report);
+  json["out"] = out;
+  json["warnings"] = warnings;
+  fmt::print("{}\n", io::dump_json(json));
+}
+
+void print_report(const io::ConsolidateReport& report, const std::string& out,
+                  const std::string& part) {
   std::vector<std::pair<std::string, std::string>> rows{
       {"source", report.source.string()},
       {"written",
-       fmt::format("{}: {} tensors, {}", options.out, report.tensors, format_bytes(report.bytes))}};
+       fmt::format("{}: {} tensors, {}", out, report.tensors, format_bytes(report.bytes))}};
   if (!report.committed) {
-    rows.back().second = fmt::format("part {}: {} tensors, {}", options.part, report.tensors,
-                                     format_bytes(report.bytes));
+    rows.back().second =
+        fmt::format("part {}: {} tensors, {}", part, report.tensors, format_bytes(report.bytes));
     rows.emplace_back("waiting for", report.waiting.empty()
-                                         ? "another process, which completes " + options.out
+                                         ? "another process, which completes " + out
                                          : fmt::format("part {}", fmt::join(report.waiting, ", ")));
   }
   if (report.parameters > 0) {
@@ -88,50 +75,19 @@ void print_report(const io::ConsolidateReport& report, const std::vector<std::st
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
 }
 
-// Parses "K/N".
-std::optional<io::ExportShare> parse_part(const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  io::ExportShare part;
-  const char *const begin = text.data(), *const end = begin + text.size();
-  const auto number = std::from_chars(begin, end, part.number);
-  const bool has_count = number.ec == std::errc() && number.ptr != end && *number.ptr == '/';
-  const auto count = std::from_chars(has_count ? number.ptr + 1 : end, end, part.count);
-  require(has_count && count.ec == std::errc() && count.ptr == end && part.number >= 1 &&
-              part.number <= part.count,
-          "--part is {}; expected K/N, such as 1/4, with K from 1 to N", text);
-  return part;
-}
-
-int run(const Options& options) {
+int run(const CLI::App& app, const Options& options) {
   require(!options.source.empty() && !options.out.empty(),
           "CHECKPOINT and OUT must not be empty; is a variable of a script not set?");
-  io::ConsolidateOptions consolidate = options.consolidate;
-  const bool is_part_of_model = options.what != "model" || !consolidate.tensors.empty();
-  if (options.format == "safetensors" || (options.format.empty() && is_part_of_model)) {
-    consolidate.format = io::ExportFormat::Safetensors;
-  }
-  if (options.what == "optimizer") consolidate.what = io::ExportWhat::Optimizer;
-  if (options.what == "all") consolidate.what = io::ExportWhat::All;
-  if (options.format == "gguf") consolidate.format = io::ExportFormat::GGUF;
-  if (options.format == "dcp") consolidate.format = io::ExportFormat::DCP;
-  if (options.format == "bin") consolidate.format = io::ExportFormat::Bin;
-  if (options.dtype == "f32") consolidate.dtype = DType::F32;
-  if (options.dtype == "bf16") consolidate.dtype = DType::BF16;
-  if (options.dtype == "f16") consolidate.dtype = DType::F16;
-  if (options.dtype == "q8_0") consolidate.encoding = io::Encoding::Q8_0;
-  consolidate.step = parse_step(options.source, options.step);
-  consolidate.max_shard_size = io::parse_bytes(options.max_shard_size);
-  consolidate.memory = io::parse_bytes(options.memory);
-  consolidate.direct_io = !options.buffered;
-  consolidate.names = options.names.all_rules();
-  consolidate.config_file = options.names.config_file();
-  consolidate.like = options.names.like_directory();
-  consolidate.base = options.base;
-  consolidate.part = parse_part(options.part);
-  if (options.dry_run) {
+  io::OptionTexts given = option_texts(app);
+  const bool json = given.flag("json"), dry_run = given.flag("dry-run");
+  const auto step = parse_step(options.source, given.text("step", "latest"));
+  given.set("step", step ? std::to_string(*step) : "latest");
+  if (!given.has("jobs")) given.set("jobs", std::to_string(default_jobs()));
+  io::ConsolidateOptions consolidate = io::consolidate_options(given);
+  if (dry_run) {
     const auto plan = io::plan_consolidation(options.source, options.out, consolidate);
-    fmt::print("{}", options.json ? io::dump_json(plan_json(plan)) + "\n"
-                                  : format_plan(plan, detect_console(STDOUT_FILENO)));
+    fmt::print("{}", json ? io::dump_json(plan_json(plan)) + "\n"
+                          : format_plan(plan, detect_console(STDOUT_FILENO)));
     return 0;
   }
   // A stop signal before the first progress call kills the process, because no work is lost yet.
@@ -153,14 +109,16 @@ int run(const Options& options) {
   };
   try {
     const auto report = io::consolidate(options.source, options.out, consolidate);
-    print_report(report, warnings, options);
+    if (json)
+      print_json(report, warnings, options.out);
+    else
+      print_report(report, options.out, given.text("part"));
     return 0;
   } catch (const io::ConsolidationStopped& stopped) {
     progress->stop();
     const int code = stop_exit_code(stop->received());
     fmt::print(stderr, "tessera: {}\n", stopped.what());
-    if (options.json)
-      fmt::print("{}\n", io::dump_json({{"error", stopped.what()}, {"exit_code", code}}));
+    if (json) fmt::print("{}\n", io::dump_json({{"error", stopped.what()}, {"exit_code", code}}));
     return code;
   }
 }
@@ -169,8 +127,6 @@ int run(const Options& options) {
 
 Command add_consolidate(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
-  io::ConsolidateOptions& consolidate = options->consolidate;
-  consolidate.jobs = static_cast<int>(std::clamp(4 * std::thread::hardware_concurrency(), 4U, 16U));
   CLI::App* app = parent.add_subcommand(
       "consolidate",
       "Write a checkpoint's shards as a whole model; needs little memory and no GPU.\n"
@@ -205,67 +161,65 @@ Command add_consolidate(CLI::App& parent) {
          ".pth, .bin), adapters in PEFT's format, or a .gguf file (to hf only)")
       ->required();
   app->add_option("OUT", options->out, "Directory to write")->required();
-  app->add_option(
-         "--format", options->format,
-         "hf: a Hugging Face directory, also of a model that tessera does not know; safetensors: "
-         "tensors alone; gguf: model.gguf for llama.cpp and its kin, of Llama, Mistral, Qwen 2 and "
-         "3, Gemma 1 to 3, Phi-3, OLMo 2 and GPT-2; dcp: a PyTorch Distributed Checkpoint, from "
-         "which torch.distributed.checkpoint.load resumes; bin: a Hugging Face directory with "
-         "pytorch_model.bin, and the optimizer's state dict in optimizer.bin. Optimizer state "
-         "needs safetensors, dcp or bin")
+  add_text(
+      *app, "--format",
+      "hf: a Hugging Face directory, also of a model that tessera does not know; safetensors: "
+      "tensors alone; gguf: model.gguf for llama.cpp and its kin, of Llama, Mistral, Qwen 2 and "
+      "3, Gemma 1 to 3, Phi-3, OLMo 2 and GPT-2; dcp: a PyTorch Distributed Checkpoint, from "
+      "which torch.distributed.checkpoint.load resumes; bin: a Hugging Face directory with "
+      "pytorch_model.bin, and the optimizer's state dict in optimizer.bin. Optimizer state "
+      "needs safetensors, dcp or bin")
       ->check(CLI::IsMember({"hf", "safetensors", "gguf", "dcp", "bin"}))
       ->default_str("hf, or safetensors with --tensors or --what optimizer or all");
-  app->add_option("--what", options->what, "Weights, optimizer state, or both")
+  add_text(*app, "--what", "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
-      ->capture_default_str();
-  app->add_option(
-         "--dtype", options->dtype,
-         "Dtype of the weights; f16 is an error if a value is beyond 65504, q8_0 is for gguf")
+      ->default_str("model");
+  add_text(*app, "--dtype",
+           "Dtype of the weights; f16 is an error if a value is beyond 65504, q8_0 is for gguf")
       ->check(CLI::IsMember({"keep", "f32", "bf16", "f16", "q8_0"}))
-      ->capture_default_str();
-  app->add_option("--max-shard-size", options->max_shard_size, "Maximum size of a file of tensors")
-      ->capture_default_str();
-  app->add_option("--memory", options->memory,
-                  "Total memory of all buffers; tensor metadata adds about 3 KiB per tensor")
-      ->capture_default_str();
-  app->add_option("--step", options->step, kStepHelp)->capture_default_str();
-  app->add_option("--jobs", consolidate.jobs, "Threads that copy")->capture_default_str();
-  app->add_flag("--buffered", options->buffered,
-                "Use the page cache: slower, but the output stays cached for the next reader");
-  app->add_flag(
-      "--merge-lora", consolidate.merge_lora,
-      "Of LoRA adapters (a run, PEFT's format, or a state of PEFT's running model): write "
-      "the weights of their base with them; without it, adapters of a run or a state are "
-      "written in PEFT's format");
-  app->add_option("--base", options->base,
-                  "Model of the adapters' base, if it is not where they say, or in the state");
-  app->add_option("--config", options->names.config,
-                  "config.json of the model (any family), or a directory with it, for shards "
-                  "without one, or adapter_config.json of adapters; the tokenizer and "
-                  "generation_config.json in the same directory are "
-                  "copied if the shards have none");
-  app->add_option("--like", options->names.like,
-                  "Hugging Face directory whose tensors have the names and shapes that the export "
-                  "must have, for a model that tessera does not know; its config.json is used "
-                  "without --config");
-  add_name_rules(*app, options->names);
-  app->add_option("--shards", consolidate.shards,
-                  "Expected number of PyTorch's shard-*.safetensors, which do not record it")
+      ->default_str("keep");
+  add_text(*app, "--max-shard-size", "Maximum size of a file of tensors")->default_str("5GB");
+  add_text(*app, "--memory",
+           "Total memory of all buffers; tensor metadata adds about 3 KiB per tensor")
+      ->default_str("256MiB");
+  add_text(*app, "--step", kStepHelp)->default_str("latest");
+  add_text(*app, "--jobs", "Threads that copy")
+      ->type_name("INT")
+      ->default_str(std::to_string(default_jobs()));
+  add_switch(*app, "--buffered",
+             "Use the page cache: slower, but the output stays cached for the next reader");
+  add_switch(*app, "--merge-lora",
+             "Of LoRA adapters (a run, PEFT's format, or a state of PEFT's running model): write "
+             "the weights of their base with them; without it, adapters of a run or a state are "
+             "written in PEFT's format");
+  add_text(*app, "--base",
+           "Model of the adapters' base, if it is not where they say, or in the state");
+  add_text(*app, "--config",
+           "config.json of the model (any family), or a directory with it, for shards "
+           "without one, or adapter_config.json of adapters; the tokenizer and "
+           "generation_config.json in the same directory are copied if the shards have none");
+  add_text(*app, "--like",
+           "Hugging Face directory whose tensors have the names and shapes that the export "
+           "must have, for a model that tessera does not know; its config.json is used "
+           "without --config");
+  add_name_rules(*app);
+  add_text(*app, "--shards",
+           "Expected number of PyTorch's shard-*.safetensors, which do not record it")
+      ->type_name("INT")
       ->check(CLI::PositiveNumber);
-  app->add_option("--tensors", consolidate.tensors,
-                  "Export only tensors whose name, after --strip, matches this pattern, such as "
-                  "'h.0.*', and "
-                  "their moments, as safetensors (may be repeated)")
-      ->allow_extra_args(false);
-  app->add_option("--part", options->part,
-                  "K/N: write only the files of part K of N, beside OUT. Run the same command with "
-                  "each K from 1 to N, on any machines that share OUT's directory; the last one "
-                  "to finish completes OUT");
-  app->add_flag("--dry-run", options->dry_run,
-                "Print the export's sources, names and files, or why it would fail; write nothing");
-  app->add_flag("--overwrite", consolidate.overwrite, "Replace an earlier export at OUT");
-  app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run(*options); }};
+  add_texts(*app, "--tensors",
+            "Export only tensors whose name, after --strip, matches this pattern, such as "
+            "'h.0.*', and "
+            "their moments, as safetensors (may be repeated)");
+  add_text(*app, "--part",
+           "K/N: write only the files of part K of N, beside OUT. Run the same command with "
+           "each K from 1 to N, on any machines that share OUT's directory; the last one "
+           "to finish completes OUT");
+  add_switch(*app, "--dry-run",
+             "Print the export's sources, names and files, or why it would fail; write nothing");
+  add_switch(*app, "--overwrite", "Replace an earlier export at OUT");
+  add_switch(*app, "--json", "Machine-readable output");
+  return {app, [app, options] { return run(*app, *options); }};
 }
 
 }  // namespace tessera::tools

@@ -1,61 +1,45 @@
 #include "tools/tessera/consolidate/names.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <system_error>
-
-#include "core/base/error.h"
 
 namespace tessera::tools {
 
-io::NameRules NameOptions::all_rules() const {
-  io::NameRules result = rules;
-  if (strip == std::vector<std::string>{"auto"}) return result;
-  result.strip_wrappers = false;
-  if (strip == std::vector<std::string>{"none"}) return result;
-  for (const char* whole : {"auto", "none"})
-    require(std::ranges::find(strip, whole) == strip.end(),
-            "--strip {} cannot be combined with prefixes, which are removed in the given order",
-            whole);
-  result.prefixes = strip;
-  return result;
+CLI::Option* add_text(CLI::App& app, const std::string& name, const std::string& help) {
+  return app.add_option(name, CLI::callback_t(), help)->type_name("TEXT");
 }
 
-std::optional<io::fs::path> NameOptions::config_file() const {
-  if (config.empty()) return std::nullopt;
-  std::error_code error;
-  const io::fs::path path = config;
-  return io::fs::is_directory(path, error) ? path / "config.json" : path;
+CLI::Option* add_texts(CLI::App& app, const std::string& name, const std::string& help) {
+  return add_text(app, name, help)->expected(1, CLI::detail::expected_max_vector_size);
 }
 
-std::optional<io::fs::path> NameOptions::like_directory() const {
-  return like.empty() ? std::nullopt : std::optional<io::fs::path>(like);
+void add_switch(CLI::App& app, const std::string& name, const std::string& help) {
+  app.add_flag_callback(
+      name, [] {}, help);
 }
 
-bool NameOptions::is_given() const {
-  return !config.empty() || !like.empty() || strip != std::vector<std::string>{"auto"} ||
-         !rules.renames.empty() || !rules.select.empty() || !rules.exclude.empty();
+io::OptionTexts option_texts(const CLI::App& app) {
+  io::OptionTexts texts;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& value : option->results())
+      if (!option->get_lnames().empty()) texts.add(option->get_lnames()[0], value);
+  return texts;
 }
 
-void add_name_rules(CLI::App& app, NameOptions& options) {
-  app.add_option("--strip", options.strip,
-                 "What to remove from names in other programs' shards: auto (parts that wrappers "
-                 "add, keys of the saved dict, and any prefix before the names of the model), "
-                 "none, or a prefix such as model. (may be repeated)")
-      ->allow_extra_args(false)
-      ->capture_default_str();
-  app.add_option("--rename", options.rules.renames,
-                 "Change names in other programs' shards, after --strip: 's/OLD/NEW/' with an "
-                 "ECMAScript expression OLD, and $1 in NEW (may be repeated)")
-      ->allow_extra_args(false);
-  app.add_option("--select", options.rules.select,
-                 "Take only weights whose name in the shards matches this pattern, such as "
-                 "'ema.*', and their moments (may be repeated)")
-      ->allow_extra_args(false);
-  app.add_option("--exclude", options.rules.exclude,
-                 "Leave out weights whose name in the shards matches this pattern, and their "
-                 "moments (may be repeated)")
-      ->allow_extra_args(false);
+void add_name_rules(CLI::App& app) {
+  add_texts(app, "--strip",
+            "What to remove from names in other programs' shards: auto (parts that wrappers "
+            "add, keys of the saved dict, and any prefix before the names of the model), "
+            "none, or a prefix such as model. (may be repeated)")
+      ->default_str("[auto]");
+  add_texts(app, "--rename",
+            "Change names in other programs' shards, after --strip: 's/OLD/NEW/' with an "
+            "ECMAScript expression OLD, and $1 in NEW (may be repeated)");
+  add_texts(app, "--select",
+            "Take only weights whose name in the shards matches this pattern, such as "
+            "'ema.*', and their moments (may be repeated)");
+  add_texts(app, "--exclude",
+            "Leave out weights whose name in the shards matches this pattern, and their "
+            "moments (may be repeated)");
 }
 
 }  // namespace tessera::tools

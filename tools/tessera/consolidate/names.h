@@ -1,35 +1,25 @@
 #pragma once
 
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "io/base/file.h"
-#include "io/source/names.h"
+#include "io/base/option_texts.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace tessera::tools {
 
-/// Options that say which model other programs' shards are of, and what its tensors are named.
-struct NameOptions {
-  std::string config, like;
-  std::vector<std::string> strip{"auto"};
-  io::NameRules rules{};  ///< of the command line, without `strip`
+/// Adds an option, an option that may be repeated, or a switch, for option_texts() to collect.
+CLI::Option* add_text(CLI::App& app, const std::string& name, const std::string& help);
+CLI::Option* add_texts(CLI::App& app, const std::string& name, const std::string& help);
+void add_switch(CLI::App& app, const std::string& name, const std::string& help);
 
-  /// @throws InvalidArgument if values of --strip exclude each other
-  io::NameRules all_rules() const;
-  /// File of --config, which may name its directory; empty without the option.
-  std::optional<io::fs::path> config_file() const;
-  /// Directory of --like; empty without the option.
-  std::optional<io::fs::path> like_directory() const;
-  /// Whether any of the options is given.
-  bool is_given() const;
-};
+/// All options and switches of the command line, by their long names.
+io::OptionTexts option_texts(const CLI::App& app);
 
-/// Adds --strip, --rename, --select and --exclude. @param options  outlives the parsing
-void add_name_rules(CLI::App& app, NameOptions& options);
+/// Adds --strip, --rename, --select and --exclude, which io::name_rules reads.
+void add_name_rules(CLI::App& app);
 
 }  // namespace tessera::tools

@@ -51,6 +51,25 @@ std::string format_skipped(const std::vector<io::SkippedEntry>& skipped) {
   return text;
 }
 
+namespace {
+
+/// Names of skipped weights, which may have been meant to be part of the model.
+std::string format_skipped_weights(const std::vector<io::SkippedEntry>& skipped) {
+  constexpr int kShown = 20;
+  std::string text;
+  int weights = 0;
+  for (const auto& [name, why] : skipped) {
+    if (why == "not a tensor" || why.starts_with("optimizer state")) continue;
+    if (weights++ == 0) text += "\n  skipped\n";
+    if (weights <= kShown) text += fmt::format("    {}  ({})\n", escaped(name), why);
+  }
+  if (weights > kShown)
+    text += fmt::format("    and {} more; --json lists all\n", weights - kShown);
+  return text;
+}
+
+}  // namespace
+
 std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& style,
                         const std::string& label) {
   std::int64_t bytes = 0;
@@ -88,7 +107,7 @@ std::string format_plan(const io::ConsolidatePlan& plan, const ConsoleStyle& sty
                             ? ""
                             : paint(style, Tone::Dim, "  from " + escaped(tensor.source_name)));
   }
-  return text;
+  return text + format_skipped_weights(plan.skipped);
 }
 
 }  // namespace tessera::tools
