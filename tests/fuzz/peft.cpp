@@ -23,7 +23,6 @@ TESSERA_FUZZ_TARGET(peft, "peft") {
       << std::string(320, '\1');
   const io::Json model{{"arch", "llama"}, {"n_layer", 1},  {"n_head", 2},      {"n_kv_head", 1},
                        {"n_embd", 8},     {"n_inner", 16}, {"vocab_size", 11}, {"seq_len", 16}};
-  fuzz::try_parse([&] { io::peft_base(dir); });
   fuzz::try_parse([&] {
     const io::PeftAdapter adapter = io::open_peft(dir, model);
     fuzz::expect(adapter.layers.size() == adapter.scales.size());
