@@ -69,9 +69,11 @@ void print_report(const io::ConsolidateReport& report, const std::string& out,
   const std::string skipped = format_skipped(report.skipped);
   if (!skipped.empty()) rows.emplace_back("skipped", skipped);
   rows.emplace_back("time", format_duration(report.seconds));
-  for (std::size_t i = 0; i < report.files.size(); ++i) {
+  constexpr std::size_t kShown = 20;
+  const std::size_t files = report.files.size();
+  for (std::size_t i = 0; i < std::min(files, kShown); ++i)
     rows.emplace_back(i == 0 ? "files" : "", report.files[i]);
-  }
+  if (files > kShown) rows.emplace_back("", fmt::format("and {} more", files - kShown));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
 }
 
