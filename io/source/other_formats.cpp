@@ -56,6 +56,7 @@ constexpr OtherFormat kOtherFormats[] = {
      "save "
      "its tensors with torch.save"},
     {"*.gguf", "a directory of GGUF files", "give one of the files"},
+    {"rank-*-of-*.safetensors", "", ""},  // tessera's own, without an index
     {"*.safetensors", "safetensors of another name",
      "give the directory of model.safetensors, or of several with model.safetensors.index.json"},
 };
@@ -86,7 +87,7 @@ std::string describe_other_format(const fs::path& path) {
       patterns.remove_prefix(std::min(patterns.size(), pattern.size() + 1));
       if (is_directory ? has_match(path, pattern)
                        : ::fnmatch(std::string(pattern).c_str(), path.filename().c_str(), 0) == 0)
-        return fmt::format("{}: {}", format.name, format.advice);
+        return format.name.empty() ? "" : fmt::format("{}: {}", format.name, format.advice);
     }
   }
   return "";
