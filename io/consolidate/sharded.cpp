@@ -419,7 +419,6 @@ class ShardedExport {
     Hyperparameters found = source_.hyperparameters();
     for (const auto& [i, weights] : exported_)
       for (const Exported& weight : weights) outputs_[names_[i].link].insert(weight.name);
-    std::set<std::int64_t> steps;
     for (ParamGroup& group : found.groups) {
       std::vector<std::string> weights;
       for (const std::string& name : group.weights) {
@@ -428,19 +427,11 @@ class ShardedExport {
         weights.insert(weights.end(), outputs->second.begin(), outputs->second.end());
       }
       group.weights = std::move(weights);
-      // Number of updates, of optimizers that count them for all weights at once.
-      const auto step = group.settings->find("step");
-      if (step != group.settings->end() && step->is_number() &&
-          std::abs(step->get<double>()) < 1e15) {
-        steps.insert(step->get<std::int64_t>());
-        Json others = *group.settings;
-        others.erase("step");
-        group.settings = std::make_shared<const Json>(std::move(others));
-      }
     }
+    const std::optional<std::int64_t> step = found.take_step();
     const bool has_step = std::ranges::any_of(
         result_.optimizer, [](const ExportTensor& tensor) { return tensor.kind == "step"; });
-    if (!has_step && steps.size() == 1) result_.optimizer_step = *steps.begin();
+    if (!has_step && step) result_.optimizer_step = step;
     result_.groups = std::move(found.groups);
     left_out_.insert(left_out_.end(), found.left_out.begin(), found.left_out.end());
     if (left_out_.empty() || result_.groups.empty()) return;

@@ -21,10 +21,11 @@ ForeignModel read_foreign_model(const fs::path& config_file) {
   return model;
 }
 
-void use_names_of(ForeignModel& model, ShardedSource& source) {
-  if (!is_megatron(source)) return;
+std::string use_names_of(ForeignModel& model, ShardedSource& source) {
+  if (!is_megatron(source)) return "";
   model.warnings = check_megatron_arguments(source.path(), model.config);
-  use_hugging_face_names(source, model.names, model.config);
+  source.set_hyperparameters([dir = source.path()] { return read_megatron_hyperparameters(dir); });
+  return use_hugging_face_names(source, model.names, model.config);
 }
 
 ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names) {

@@ -24,8 +24,9 @@ struct ForeignModel {
 /// A model of a family that tessera knows. @throws as read_hf_config
 ForeignModel read_foreign_model(const fs::path& config_file);
 /// Gives a source with Megatron's names those of a model.
+/// @return name of optimizer state that ranks share flattened, which is not renamed; empty: none
 /// @throws InvalidArgument on arguments of Megatron that differ from the model's
-void use_names_of(ForeignModel& model, ShardedSource& source);
+std::string use_names_of(ForeignModel& model, ShardedSource& source);
 /// An unknown model, which has the weights of the source under their names.
 /// @param names  from name_all()
 ForeignModel unknown_model(const ShardedSource& source, const std::vector<TensorName>& names);

@@ -57,7 +57,8 @@ std::optional<std::int64_t> read_step(const ShardedSource& source,
                     "result has the larger number for all",
                     source.path().string(), *steps.begin(), *steps.rbegin()));
   }
-  return steps.empty() ? source.optimizer_step() : std::optional(*steps.rbegin());
+  if (!steps.empty()) return *steps.rbegin();
+  return source.optimizer_step() ? source.optimizer_step() : source.hyperparameters().take_step();
 }
 
 // Throws on state that tessera has no place for.
@@ -88,7 +89,12 @@ TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
   ForeignModel model;
   if (is_known) {
     model = read_foreign_model(*config_file);
-    use_names_of(model, *shared);
+    const std::string flattened = use_names_of(model, *shared);
+    require<Unsupported>(
+        flattened.empty(),
+        "{} holds {} flattened, as its ranks share it, which tessera does not take "
+        "apart; save with Megatron's --dist-ckpt-optim-fully-reshardable",
+        shared->path().string(), flattened);
   }
   const std::vector<TensorName> names = name_all(*shared, {});
   if (!is_known) {

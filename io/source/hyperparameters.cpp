@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -74,6 +75,21 @@ std::size_t find_groups(std::string_view name) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> Hyperparameters::take_step() {
+  std::set<std::int64_t> steps;
+  for (ParamGroup& group : groups) {
+    const auto step = group.settings->find("step");
+    if (step == group.settings->end() || !step->is_number() ||
+        std::abs(step->get<double>()) >= 1e15)
+      continue;
+    steps.insert(step->get<std::int64_t>());
+    Json others = *group.settings;
+    others.erase("step");
+    group.settings = std::make_shared<const Json>(std::move(others));
+  }
+  return steps.size() == 1 ? std::optional(*steps.begin()) : std::nullopt;
+}
 
 struct HyperparametersReader::Content {
   struct Group {

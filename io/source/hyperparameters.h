@@ -32,6 +32,10 @@ struct ParamGroup {
 struct Hyperparameters {
   std::vector<ParamGroup> groups;
   std::vector<std::string> left_out;  ///< names of settings with values of other kinds
+
+  /// Removes the number of updates from the settings, for optimizers that count them for all weights at
+  /// once. @return empty if there is none, or not the same in all groups
+  std::optional<std::int64_t> take_step();
 };
 
 /// Collects the param_groups of torch.optim from the values of a training state. Executes nothing.

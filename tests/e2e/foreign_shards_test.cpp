@@ -128,7 +128,7 @@ TEST_CASE("other programs' shards are written as those of a run") {
         Case{"dcp/fixtures/fsdp-wrapped", "step-00000001", "all"},
         Case{"dcp/fixtures/mixed", "step-00000000", "model"},
         Case{"deepspeed/fixtures/zero3-gpt2", "step-00000002", "all"},
-        Case{"megatron/fixtures/llama", "step-00000000", "model"},
+        Case{"megatron/fixtures/llama", "step-00000002", "all"},
         Case{"megatron/fixtures/qwen3-moe", "step-00000000", "model"},
         Case{"torch/fixtures/fsdp2", "step-00000000", "model"}}) {
     CAPTURE(source);
