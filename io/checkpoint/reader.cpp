@@ -138,7 +138,10 @@ const TensorSource& CheckpointReader::source(const Section& section) const {
 }
 
 std::string CheckpointReader::trainer_json() const {
-  require(index().trainer.has_value(), "checkpoint {} has no trainer section", path().string());
+  require(index().trainer.has_value(),
+          "checkpoint {0} has no trainer section, so no run goes on from it; start one from its "
+          "weights with --model.init_from {0}",
+          path().string());
   const TrainerSection& trainer = *index().trainer;
   const fs::path file = path() / trainer.file;
   std::string text = read_file(file, kMaxIndexBytes, Links::Refuse);

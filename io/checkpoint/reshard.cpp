@@ -254,7 +254,7 @@ ReshardSource::ReshardSource(fs::path path, std::string model_config, std::int64
                              const std::map<Section, const TensorSource*>& tensors)
     : path(std::move(path)), tensors(tensors) {
   index.step = step;
-  index.run_id = "import";
+  index.run_id = kImport;
   index.model_config = std::move(model_config);
   for (const auto& [section, source] : tensors) {
     if (section.is_model())

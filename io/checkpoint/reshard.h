@@ -13,6 +13,8 @@ namespace tessera::io {
 
 /// A training state to reshard.
 struct ReshardSource {
+  static constexpr const char* kImport = "import";  ///< run id of what is of other programs
+
   // NOLINTNEXTLINE(google-explicit-constructor): a checkpoint of tessera is one
   ReshardSource(const CheckpointReader& reader);
   /// @param tensors  by section; outlive this

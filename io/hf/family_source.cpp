@@ -52,7 +52,11 @@ FamilySource::FamilySource(const ForeignModel& model, std::shared_ptr<const Shar
   std::set<std::size_t> left;
   for (std::size_t i = 0; i < names.size(); ++i)
     if (names[i].role == TensorRole::Weight) left.insert(i);
-  for (const auto& ignored : match.ignored) left.erase(ignored.first);
+  prefix_ = match.layout.prefix;
+  for (const auto& [i, why] : match.ignored) {
+    left.erase(i);
+    ignored_.emplace_back(names[i].source, why);
+  }
   if (!left.empty() && *left.rbegin() >= readable) {
     const ShardedSource::Unreadable& other = source_->unreadable()[*left.rbegin() - readable];
     throw Unsupported("{}: tensor {} is stored as {}, which tessera does not read",

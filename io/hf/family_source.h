@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/hf/family.h"
@@ -43,6 +44,11 @@ class FamilySource : public ModelSource {
   FamilySource(const ForeignModel& model, std::shared_ptr<const ShardedSource> source,
                const std::vector<TensorName>& names, LoadPolicy policy = LoadPolicy::Exact);
 
+  /// Before the names in the source.
+  const std::string& prefix() const { return prefix_; }
+  /// Names of weights in the source that the model does without, and why.
+  const std::vector<std::pair<std::string, std::string>>& ignored() const { return ignored_; }
+
   const Json& config() const override { return *config_; }
   const std::vector<TensorInfo>& tensors() const override { return tensors_; }
   const fs::path& path() const override { return source_->path(); }
@@ -58,6 +64,8 @@ class FamilySource : public ModelSource {
   std::shared_ptr<const ShardedSource> source_;
   PartsSource experts_;  // parts of tensors that stack experts
   std::shared_ptr<const Json> config_;
+  std::string prefix_;
+  std::vector<std::pair<std::string, std::string>> ignored_;
   std::map<std::string, std::vector<TensorPlace>> parts_;  // by tessera's name
   std::vector<TensorInfo> tensors_;
 };

@@ -1,8 +1,11 @@
 #include "io/hf/training_source.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/base/error.h"
@@ -27,11 +30,14 @@ std::vector<TensorName> names_of_state(std::vector<TensorName> names, const std:
 bool is_known_model(const fs::path& file, std::vector<std::string>& warnings) {
   constexpr std::int64_t kMost = std::int64_t{64} << 20;
   const Json config = parse_json(read_file(file, kMost), file.string());
-  const std::string& type = JsonReader(config, file.string()).at("model_type").string();
-  if (hf_family_of(config) != nullptr) return true;
-  warnings.push_back(fmt::format(
-      "{} has the model_type \"{}\", which tessera does not know: tensors keep their names",
-      file.string(), type));
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  const bool has_type = type != config.end() && type->is_string();
+  if (has_type && hf_family_of(config) != nullptr) return true;
+  warnings.push_back(
+      fmt::format("{} has {}: tensors keep their names", file.string(),
+                  has_type ? fmt::format("the model_type \"{}\", which tessera does not know",
+                                         type->get<std::string>())
+                           : "no model_type"));
   return false;
 }
 
@@ -44,11 +50,18 @@ std::optional<std::int64_t> read_step(const ShardedSource& source,
     const TensorInfo& info = source.tensors()[i];
     if (names[i].role != TensorRole::OptimizerState || names[i].kind != kStep) continue;
     if (numel(info.shape) != 1) continue;
-    float step = 0;
-    source.read(info.name, 0, 1, &step, DType::F32);
-    // Beyond 2^24, float32 does not count on.
-    require<CorruptCheckpoint>(step >= 0 && step <= float{1 << 24}, "{}: {} is {}",
-                               source.path().string(), info.name, step);
+    double step = 0;
+    if (info.dtype == DType::I64) {
+      std::int64_t value = 0;
+      source.read(info.name, 0, 1, &value, DType::I64);
+      step = static_cast<double>(value);
+    } else {
+      float value = 0;
+      source.read(info.name, 0, 1, &value, DType::F32);
+      step = value;
+    }
+    require<CorruptCheckpoint>(step >= 0 && step < 1e15, "{}: {} is {}", source.path().string(),
+                               info.name, step);
     steps.insert(static_cast<std::int64_t>(step));
   }
   if (steps.size() > 1) {
@@ -61,25 +74,70 @@ std::optional<std::int64_t> read_step(const ShardedSource& source,
   return source.optimizer_step() ? source.optimizer_step() : source.hyperparameters().take_step();
 }
 
+constexpr const char* kWeightsAlone = "; --what model takes the weights alone";
+
 // Throws on state that tessera has no place for.
-void check_state(const TensorSource& weights, const TensorSource& state, const std::string& kind) {
+void check_state(const FamilySource& weights, const FamilySource& state, const std::string& kind) {
   std::map<std::string, Shape> shapes;
   for (const TensorInfo& weight : weights.tensors()) shapes.emplace(weight.name, weight.shape);
   for (const TensorInfo& tensor : state.tensors()) {
     const auto weight = shapes.find(tensor.name);
     require<Unsupported>(
         weight != shapes.end() && weight->second == tensor.shape,
-        "{}: {} {} of {}{}; tessera keeps optimizer state of the shape of its weight",
+        "{}: {} {} of {}{}; tessera keeps optimizer state of the shape of its weight{}",
         state.path().string(), kind, tensor.shape, state.title(tensor.name),
         weight == shapes.end() ? " belongs to no weight"
-                               : fmt::format(", which has the shape {}", weight->second));
+                               : fmt::format(", which has the shape {}", weight->second),
+        kWeightsAlone);
   }
+  // The names of a state may lack outer modules of the weights', or have parts that programs add.
+  std::string_view rest = state.prefix();
+  while (!rest.empty() && !weights.prefix().ends_with(rest)) {
+    const std::string_view part = rest.substr(0, rest.find('.'));
+    require<Unsupported>(part == "module" || part == "model" || part == "_forward_module",
+                         "{}: {} is of the model in '{}', but the weights are of that in '{}'{}",
+                         state.path().string(), kind, state.prefix(), weights.prefix(),
+                         kWeightsAlone);
+    rest.remove_prefix(part.size() + 1);
+  }
+}
+
+// Throws unless all kinds of state are there for the same weights.
+void check_kinds(const TrainingSource& source, const std::string& where) {
+  const std::string* first = nullptr;
+  std::set<std::string> expected;
+  for (const auto& [section, state] : source.tensors) {
+    std::set<std::string> found;
+    for (const TensorInfo& tensor : state->tensors()) found.insert(tensor.name);
+    if (first == nullptr) {
+      first = &section.state;
+      expected = found;
+    }
+    std::vector<std::string> differ;
+    std::ranges::set_symmetric_difference(expected, found, std::back_inserter(differ));
+    require<Unsupported>(differ.empty(),
+                         "{}: of {} and {}, {} has one; tessera keeps the same state for each "
+                         "weight{}",
+                         where, *first, section.state, differ.empty() ? "" : differ.front(),
+                         kWeightsAlone);
+  }
+}
+
+// Throws on a weight that is state of an optimizer by its name.
+void check_weights(const FamilySource& weights) {
+  for (const TensorInfo& weight : weights.tensors())
+    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"})
+      require<Unsupported>(!weight.name.ends_with(kind),
+                           "{}: {} is optimizer state by its name, but under a key that tessera "
+                           "does not know; write the weights alone with `tessera consolidate "
+                           "--exclude`, and reshard those",
+                           weights.path().string(), weight.name);
 }
 
 }  // namespace
 
 TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
-                                    const std::optional<fs::path>& config_file) {
+                                    const std::optional<fs::path>& config_file, bool with_state) {
   const std::shared_ptr<ShardedSource> shared = std::move(source);
   TrainingSource result;
   const auto add = [&](const std::vector<std::string>& warnings) {
@@ -91,10 +149,10 @@ TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
     model = read_foreign_model(*config_file);
     const std::string flattened = use_names_of(model, *shared);
     require<Unsupported>(
-        flattened.empty(),
+        flattened.empty() || !with_state,
         "{} holds {} flattened, as its ranks share it, which tessera does not take "
-        "apart; save with Megatron's --dist-ckpt-optim-fully-reshardable",
-        shared->path().string(), flattened);
+        "apart; save with Megatron's --dist-ckpt-optim-fully-reshardable{}",
+        shared->path().string(), flattened, kWeightsAlone);
   }
   const std::vector<TensorName> names = name_all(*shared, {});
   if (!is_known) {
@@ -104,31 +162,33 @@ TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
   add(model.warnings);
   add(shared->warnings());
   std::set<std::string> kinds;
-  std::size_t without_kind = 0;
   for (const TensorName& name : names) {
-    if (name.role != TensorRole::OptimizerState || name.kind == kStep) continue;
-    if (is_state_name(name.kind))
+    const bool is_state = name.role == TensorRole::OptimizerState;
+    if (is_state && with_state && name.kind == kStep) continue;
+    if (is_state && with_state && is_state_name(name.kind))
       kinds.insert(name.kind);
-    else
-      ++without_kind;
-  }
-  if (without_kind > 0) {
-    result.warnings.push_back(fmt::format(
-        "{} tensors of the optimizer of {} are not state of a weight by their names, and left out",
-        without_kind, shared->path().string()));
+    else if (is_state)
+      result.skipped.emplace_back(
+          name.source, with_state ? "not state of a weight, by its name" : "optimizer state");
+    else if (name.role == TensorRole::Other)
+      result.skipped.emplace_back(name.source, name.why);
   }
   const auto open = [&](const std::vector<TensorName>& chosen, LoadPolicy policy) {
     return std::make_unique<FamilySource>(model, shared, chosen, policy);
   };
   auto weights = open(names, is_known ? LoadPolicy::Exact : LoadPolicy::Partial);
   require(!weights->tensors().empty(), "{} holds no weights", shared->path().string());
+  check_weights(*weights);
+  result.skipped.insert(result.skipped.end(), weights->ignored().begin(), weights->ignored().end());
   for (const std::string& kind : kinds) {
     auto state = open(names_of_state(names, kind), LoadPolicy::Partial);
     check_state(*weights, *state, kind);
+    result.skipped.insert(result.skipped.end(), state->ignored().begin(), state->ignored().end());
     result.tensors[Section{kind}] = std::move(state);
   }
+  check_kinds(result, shared->path().string());
   result.tensors[kModelSection] = std::move(weights);
-  result.step = read_step(*shared, names, result.warnings);
+  if (with_state) result.step = read_step(*shared, names, result.warnings);
   if (!kinds.empty() && !result.step) {
     result.warnings.push_back(
         fmt::format("{} does not say how many updates the optimizer made; the result says 0",

@@ -20,6 +20,10 @@ struct OtherFormat {
 
 // The first that matches is named.
 constexpr OtherFormat kOtherFormats[] = {
+    {"metrics.jsonl rank-*-of-*.safetensors", "", ""},  // tessera's own
+    {"model-*-of-*.safetensors pytorch_model-*-of-*.bin",
+     "shards of a Hugging Face model without their index",
+     "copy model.safetensors.index.json or pytorch_model.bin.index.json beside them, too"},
     {"mp_rank_*/model_optim_rng.pt",
      "a Megatron checkpoint of the format torch, which has a file for each rank",
      "write it again with Megatron's --ckpt-convert-format torch_dist --ckpt-convert-save DIR, and "
@@ -35,7 +39,7 @@ constexpr OtherFormat kOtherFormats[] = {
      "safetensors.numpy.save_file"},
     {"model_index.json", "a pipeline of diffusers",
      "its models are in folders of their own; tessera takes one whose file is named "
-     "model.safetensors"},
+     "model.safetensors, not diffusion_pytorch_model.safetensors"},
     {"*.data-00000-of-?????", "a checkpoint of TensorFlow",
      "open it with transformers 4 by from_pretrained(DIR, from_tf=True), and save it with "
      "save_pretrained"},
@@ -47,16 +51,18 @@ constexpr OtherFormat kOtherFormats[] = {
     {"*.h5 *.keras", "a model of Keras",
      "open a tf_model.h5 with transformers 4 by from_pretrained(DIR, from_tf=True), another with "
      "Keras, and save its weights as model.safetensors"},
+    {"*.ckpt *.pt *.pth *.bin", "files of torch.save",
+     "give one of them; `tessera checkpoint list` shows those that have checkpoints"},
     {"*.onnx", "an ONNX model", "give the PyTorch checkpoint that it was exported from"},
     {"*.npz *.npy", "arrays of NumPy",
-     "write them as model.safetensors: safetensors.numpy.save_file(dict(numpy.load(FILE)), "
-     "\"model.safetensors\")"},
+     "write them as model.safetensors with safetensors.numpy.save_file"},
+    {"random_states_*.pkl", "random states of accelerate, but no weights",
+     "give the folder with the model, such as pytorch_model_fsdp_0"},
     {"*.pkl *.pickle *.joblib", "a pickle of Python",
      "opening it may run any code, so tessera does not; load it in Python if you trust it, and "
      "save "
      "its tensors with torch.save"},
-    {"*.gguf", "a directory of GGUF files", "give one of the files"},
-    {"rank-*-of-*.safetensors", "", ""},  // tessera's own, without an index
+    {"*.gguf", "GGUF files, or one that is damaged", "give an intact file"},
     {"*.safetensors", "safetensors of another name",
      "give the directory of model.safetensors, or of several with model.safetensors.index.json"},
 };

@@ -147,6 +147,19 @@ TEST_CASE("other programs' shards are written as those of a run") {
   run_to(0, {"consolidate", fixture("fsdp-gpt2"), model});
   run_to(0, {"checkpoint", "reshard", model, dir.file("whole"), "--world", "2"});
   CHECK(holds(run_to(0, {"checkpoint", "diff", dir.file("whole"), model}).out, "equal: "));
+  run_to(0, {"checkpoint", "reshard", model, dir.file("whole"), "--world", "4", "--overwrite"});
+  // A run would resume from it.
+  std::ofstream(dir.file("whole") + "/config.json") << "{}";
+  CHECK(holds(
+      run_to(2, {"checkpoint", "reshard", model, dir.file("whole"), "--world", "2", "--overwrite"})
+          .err,
+      "a directory of their own"));
+  const std::string weights = dir.file("weights");
+  const Json alone = json_of({"checkpoint", "reshard", fixture("lightning"), weights, "--world",
+                              "2", "--what", "model", "--json"});
+  CHECK(alone["skipped"] == 12);
+  CHECK(holds(run_to(2, {"consolidate", weights, dir.file("o"), "--what", "optimizer"}).err,
+              "optimizer"));
 }
 
 TEST_CASE("checkpoints of other programs are listed and inspected") {

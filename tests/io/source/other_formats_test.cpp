@@ -33,7 +33,10 @@ TEST_CASE("formats that are not read are named, with advice") {
       {"model.onnx", "holds an ONNX model: give"},
       {"weights.npz", "holds arrays of NumPy: write them"},
       {"model.pkl", "holds a pickle of Python: opening it may run any code"},
-      {"model-Q8_0.gguf", "holds a directory of GGUF files: give one"},
+      {"model-Q8_0.gguf", "holds GGUF files, or one that is damaged: give"},
+      {"model-00002-of-00009.safetensors",
+       "holds shards of a Hugging Face model without their index"},
+      {"random_states_0.pkl", "holds random states of accelerate, but no weights"},
       {"adapter.safetensors", "holds safetensors of another name: give"},
   };
   for (const Row& row : rows) {
@@ -50,6 +53,8 @@ TEST_CASE("formats that are not read are named, with advice") {
   }
   const TempDir dir;
   dir.write("readme.txt", "");
+  CHECK(describe_other_format(dir.path()).empty());
+  dir.write("rank-00000-of-00001.safetensors", "");
   CHECK(describe_other_format(dir.path()).empty());
   CHECK(describe_other_format(dir.path() / "absent").empty());
 }

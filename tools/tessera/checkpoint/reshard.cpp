@@ -20,6 +20,7 @@
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
 #include "io/gguf/header.h"
+#include "io/hf/model_source.h"
 #include "io/hf/training_source.h"
 #include "io/megatron/files.h"
 #include "io/seal/seal.h"
@@ -27,6 +28,7 @@
 #include "io/source/open_sharded.h"
 #include "models/language_model.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/consolidate/plan.h"
 #include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/report/utf8.h"
@@ -38,7 +40,7 @@ namespace tessera::tools {
 namespace {
 
 struct ReshardCommand {
-  std::string source, out, config, step = "latest", memory = "256MiB";
+  std::string source, out, config, what = "all", step = "latest", memory = "256MiB";
   io::ReshardOptions reshard;
   bool json = false;
 };
@@ -64,6 +66,22 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
       out, step, io::checkpoint_name(step));
   if (io::fs::is_directory(path / "checkpoints", error)) path /= "checkpoints";
   return path;
+}
+
+// A run would go on from a checkpoint in its directory, which those of other programs do not allow.
+void require_imports_alone(const io::fs::path& checkpoints) {
+  std::error_code error;
+  for (const io::fs::path& path : io::list_directory(checkpoints, error)) {
+    const std::string name = path.filename().string();
+    const bool is_import =
+        name == "latest" || name.ends_with(".tmp") ||
+        (io::is_there(path / "index.json") &&
+         io::CheckpointReader::open(path).index().run_id == io::ReshardSource::kImport);
+    require(is_import,
+            "{} holds {}; checkpoints of other programs are written to a directory of their own, "
+            "since a run cannot go on from them",
+            checkpoints.string(), name);
+  }
 }
 
 // Tensors in the order in which the model registers them; empty for an unknown architecture.
@@ -108,6 +126,7 @@ struct Source {
 
 Source open_source(const ReshardCommand& options) {
   refuse_unsharded(options.source);
+  io::require_model_directory(options.source);
   Source result;
   const auto step = parse_step(options.source, options.step);
   const bool has_steps = step && io::is_megatron_run(options.source);
@@ -122,14 +141,14 @@ Source open_source(const ReshardCommand& options) {
   require(!step || has_steps, "{} is a {} and has no step {}", options.source, sharded->kind(),
           step.value_or(0));
   result.kind = sharded->kind();
-  const io::fs::path path = sharded->path();
+  const io::fs::path path = sharded->where();
   ByteProgress checked("compared with its seal");
   io::require_seal_intact(
       has_steps ? path : io::fs::path(options.source),
       {.threads = options.reshard.jobs,
        .progress = [&](std::int64_t done, std::int64_t total) { checked.update(done, total); }});
   const auto config = config_of(*sharded, options.config);
-  result.foreign = io::open_training_source(std::move(sharded), config);
+  result.foreign = io::open_training_source(std::move(sharded), config, options.what == "all");
   std::map<io::Section, const io::TensorSource*> tensors;
   for (const auto& [section, source] : result.foreign.tensors) tensors[section] = source.get();
   result.opened.emplace(path, result.foreign.model_config, result.foreign.step.value_or(0),
@@ -142,6 +161,8 @@ int run_reshard(const ReshardCommand& options) {
   const io::ReshardSource& source = *opened.opened;
   require(!opened.reader || options.config.empty(),
           "{} is a checkpoint of tessera, which records its model; omit --config", options.source);
+  require(!opened.reader || options.what == "all",
+          "{} is a checkpoint of tessera, which is resharded whole; omit --what", options.source);
   for (const std::string& warning : opened.foreign.warnings)
     fmt::print(stderr, "tessera: warning: {}\n", escaped(warning));
   io::ReshardOptions reshard = options.reshard;
@@ -150,6 +171,7 @@ int run_reshard(const ReshardCommand& options) {
   ByteProgress progress("copied");
   reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
   const io::fs::path out = checkpoints_of(options.out, source.index.step);
+  if (!opened.reader) require_imports_alone(out);
   const comm::FileDescriptor lock = lock_owner(out);
   const io::ReshardReport report = io::reshard_checkpoint(source, out, reshard);
   if (options.json) {
@@ -160,6 +182,7 @@ int run_reshard(const ReshardCommand& options) {
                         {"digest", report.digest.empty() ? io::Json() : io::Json(report.digest)},
                         {"bytes", report.bytes},
                         {"seconds", report.seconds},
+                        {"skipped", opened.foreign.skipped.size()},
                         {"warnings", opened.foreign.warnings}};
     fmt::print("{}\n", io::dump_json(json));
     return 0;
@@ -170,6 +193,9 @@ int run_reshard(const ReshardCommand& options) {
                               counted(reshard.world_size, "rank"), format_bytes(report.bytes))}};
   if (!report.digest.empty())
     rows.emplace_back("digest", report.digest + (opened.reader ? ", same as the source" : ""));
+  std::vector<io::SkippedEntry> skipped;
+  for (const auto& [name, why] : opened.foreign.skipped) skipped.push_back({name, why});
+  if (!skipped.empty()) rows.emplace_back("skipped", format_skipped(skipped));
   rows.emplace_back("time", format_duration(report.seconds));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
   return 0;
@@ -197,6 +223,10 @@ Command add_checkpoint_reshard(CLI::App& parent) {
   app->add_option("--config", options->config,
                   "config.json of the model, or a directory with it, for other programs' shards "
                   "without one; without any, tensors keep their names");
+  app->add_option("--what", options->what,
+                  "Of other programs' shards: all, or the weights alone (model)")
+      ->check(CLI::IsMember({"model", "all"}))
+      ->capture_default_str();
   app->add_option("--memory", options->memory, "Total memory of all buffers")
       ->capture_default_str();
   app->add_option("--jobs", reshard.jobs, "Threads that copy")->capture_default_str();
