@@ -433,12 +433,15 @@ class ShardedExport {
         result_.optimizer, [](const ExportTensor& tensor) { return tensor.kind == "step"; });
     if (!has_step && step) result_.optimizer_step = step;
     result_.groups = std::move(found.groups);
+    if (found.too_many)
+      warn({fmt::format("{}: the optimizer's hyperparameters are too many to read, and left out",
+                        result_.path.string())});
     left_out_.insert(left_out_.end(), found.left_out.begin(), found.left_out.end());
     if (left_out_.empty() || result_.groups.empty()) return;
     const std::size_t listed = std::min(left_out_.size(), kListed);
     warn(
         {fmt::format("{}: hyperparameters that are neither numbers, texts nor tuples of these are "
-                     "left out: {}{}",
+                     "left out, to be set in the program that resumes: {}{}",
                      result_.path.string(), fmt::join(std::span(left_out_).first(listed), ", "),
                      left_out_.size() > listed ? ", ..." : "")});
   }

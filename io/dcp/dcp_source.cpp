@@ -174,29 +174,45 @@ void add_dcp(ShardedSource& source, const fs::path& folder, std::vector<std::str
   objects.insert(objects.end(), metadata.objects.begin(), metadata.objects.end());
 }
 
-// Each is an archive of its own.
+// Decodes all, or a little more than `most` bytes.
+std::string read_whole(ZstdDecoder& decoder, std::int64_t most) {
+  constexpr std::size_t kStep = std::size_t{1} << 20;
+  std::string content;
+  std::size_t end = 0;
+  do {
+    end = content.size();
+    content.resize(end + kStep);
+    content.resize(end + decoder.read(content.data() + end, kStep));
+  } while (content.size() == end + kStep && std::ssize(content) <= most);
+  return content;
+}
+
+// Each is an archive of its own. @throws CorruptCheckpoint naming a damaged one
 Hyperparameters read_hyperparameters(const ShardedSource& source,
                                      const std::vector<std::string>& files,
                                      const StoredValues& stored) {
-  constexpr std::int64_t kMostPickled = std::int64_t{64} << 20;  // bytes
-  HyperparametersReader reader(source.where());
+  constexpr std::int64_t kMostPickled = std::int64_t{32} << 20;  // bytes
+  HyperparametersReader reader;
   for (const auto& [name, place] : stored) {
     const auto file = source.file(files[place.file]);
-    ZstdEnds decoded;  // outlives the archive
-    const auto leave_out = [&, of = std::string_view(name)] { reader.leave_out(of); };
+    std::string decoded;  // outlives the archive
     std::optional<TorchArchive> archive;
     try {
       ByteRange range(*file, place.offset, place.length);
       if (place.zstd) {
         ZstdDecoder decoder(file, {place.offset, place.length});
-        decoded = read_zstd_ends(decoder, kMostPickled);
-        range = ByteRange(decoded.head, decoded.tail, decoded.size, decoder.name());
+        decoded = read_whole(decoder, kMostPickled);
+        range = ByteRange(decoded, decoder.name());
+      }
+      if (range.size() > kMostPickled) {
+        reader.leave_out_all();
+        break;
       }
       archive.emplace(range, kMostPickled, std::span<const PickleGlobal>(), UnknownGlobals::Inert);
-    } catch (const CorruptCheckpoint&) {
-      leave_out();
+    } catch (const CorruptCheckpoint& error) {
+      throw CorruptCheckpoint("{}: {}: {}", source.where(), name, error.what());
     } catch (const Unsupported&) {
-      leave_out();
+      reader.leave_out(name);
     }
     if (archive) reader.add(name, archive->root());
   }

@@ -322,6 +322,10 @@ void DeepSpeedStates::add(std::string file, DeepSpeedOptimizer optimizer) {
     check_same(optimizer.steps, first.steps, "as the optimizer's steps", file, of);
   }
   optimizer_files_.push_back(std::move(file));
+  if (!optimizers_.empty()) {  // ranks have the same
+    optimizer.settings.clear();
+    optimizer.left_out.clear();
+  }
   optimizers_.push_back(std::move(optimizer));
 }
 
@@ -334,13 +338,15 @@ std::optional<std::int64_t> DeepSpeedStates::optimizer_step() const {
   if (steps.size() != 1) return {};
   const std::string& step = *steps.begin();
   const auto parsed = std::from_chars(step.data(), step.data() + step.size(), value);
-  const bool is_whole = parsed.ec == std::errc() && parsed.ptr == step.data() + step.size();
-  return is_whole ? std::optional(value) : std::nullopt;
+  const bool is_count =
+      parsed.ec == std::errc() && parsed.ptr == step.data() + step.size() && value >= 0;
+  return is_count ? std::optional(value) : std::nullopt;
 }
 
 Hyperparameters DeepSpeedStates::hyperparameters() const {
   Hyperparameters result;
   if (optimizers_.empty()) return result;
+  result.too_many = optimizers_.front().too_many;
   std::set<std::int64_t> used;
   for (const auto& [settings, parts] : optimizers_.front().settings) {
     if (settings == nullptr) return {};

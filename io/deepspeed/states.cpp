@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "core/base/error.h"
 #include "io/pickle/pickle_reader.h"
@@ -175,16 +176,15 @@ DeepSpeedOptimizer read_deepspeed_optimizer(const ByteRange& archive) {
   const PickleReader inner =
       root.get(parts_of_parameters ? "optimizer_state_dict" : "base_optimizer_state");
   const std::map<std::int64_t, PickleReader> states = state_by_group(inner);
-  inner.get("param_groups").for_each_element([&](const PickleReader& group) {
-    auto& [settings, parts] = result.settings.emplace_back(
-        HyperparametersReader::read_settings(group.value(), result.left_out),
-        std::vector<std::int64_t>());
-    const PickleReader params = group.get("params");
-    for (std::size_t i = 0; params.value().is(PickleKind::List) && i < params.elements().size();
-         ++i)
-      if (params.element(i).value().is(PickleKind::Int))
-        parts.push_back(params.element(i).value().integer);
-  });
+  HyperparametersReader hyperparameters;
+  const PickleReader groups = inner.get("param_groups");
+  if (groups.value().is(PickleKind::List))
+    for (const PickleValue* group : groups.value().items())
+      if (!hyperparameters.is_full()) result.settings.push_back(hyperparameters.read_group(*group));
+  Hyperparameters others = hyperparameters.finish();
+  result.left_out = std::move(others.left_out);
+  result.too_many = others.too_many;
+  if (result.too_many) result.settings.clear();
   weights.for_each_element([&](const PickleReader& node) {
     const auto state = states.find(static_cast<std::int64_t>(result.parts.size()));
     DeepSpeedPart& part = result.parts.emplace_back();

@@ -46,6 +46,7 @@ struct DeepSpeedOptimizer {
   /// Settings of ParamGroup, and indices of the parts of the model's groups that have them.
   std::vector<std::pair<std::shared_ptr<const Json>, std::vector<std::int64_t>>> settings;
   std::vector<std::string> left_out;  ///< as in Hyperparameters
+  bool too_many = false;              ///< as in Hyperparameters
   std::string steps;  ///< step counters of the optimizer; equal on all ranks of a save
 };
 

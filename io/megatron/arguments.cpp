@@ -130,10 +130,10 @@ Hyperparameters read_megatron_hyperparameters(const fs::path& dir) {
   Hyperparameters result;
   if (!is_there(path)) return result;
   std::shared_ptr<const Json> decayed, others;
+  HyperparametersReader reader;
   bool is_clear = true;
   const auto add = [&](const PickleValue& group) {
-    const std::shared_ptr<const Json> settings =
-        HyperparametersReader::read_settings(group, result.left_out);
+    const std::shared_ptr<const Json> settings = reader.read_group(group).first;
     const auto factor = settings ? settings->find("wd_mult") : Json::const_iterator();
     if (!settings || factor == settings->end() || !factor->is_number()) {
       is_clear = false;
@@ -147,14 +147,21 @@ Hyperparameters read_megatron_hyperparameters(const fs::path& dir) {
   read_common(path, [&](const PickleValue& root) {
     const PickleValue* const optimizer =
         root.is(PickleKind::Dict) ? root.find("optimizer") : nullptr;
+    const PickleValue* const args = root.is(PickleKind::Dict) ? root.find("args") : nullptr;
+    if (args != nullptr && args->is(PickleKind::Object)) {
+      const PickleReader arguments(*args, path.string() + ": args");
+      is_clear = !Arguments(arguments, arguments.where()).flag("apply_wd_to_qk_layernorm");
+    }
     std::vector<const PickleValue*> lists;
     if (optimizer != nullptr) find_groups(*optimizer, 0, lists);
     constexpr std::size_t kMaxGroups = 64;
     for (const PickleValue* list : lists)
       for (const PickleValue* group :
            list->items().first(std::min(list->items().size(), kMaxGroups)))
-        add(*group);
+        if (!reader.is_full()) add(*group);
   });
+  result = reader.finish();
+  if (result.too_many) return result;
   if (!is_clear || !decayed || !others) return {};
   result.groups = {{decayed, ParamGroup::Of::Matrices}, {others, ParamGroup::Of::Others}};
   return result;

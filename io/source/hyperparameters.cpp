@@ -3,6 +3,7 @@
 
 #include "io/source/hyperparameters.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -19,8 +20,9 @@ constexpr std::string_view kGroups = "param_groups";
 constexpr std::size_t kMaxText = 1 << 12;    // bytes of a value
 constexpr std::size_t kMaxItems = 16;        // of a tuple
 constexpr std::size_t kMaxListed = 1 << 12;  // groups in a list, and names in left_out
-constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
-constexpr std::int64_t kEntryBytes = 96;  // of a map's entry with its value
+constexpr std::size_t kMaxSettings = 256;    // of a group; a DCP has them for each weight
+constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
+constexpr std::size_t kEntryBytes = 96;  // of a map's entry with its value
 
 bool is_utf8(std::string_view text) {
   try {
@@ -61,6 +63,15 @@ std::optional<Json> plain_value(const PickleValue& value, bool nested = false) {
   }
 }
 
+// Memory.
+std::size_t bytes_of(const Json& value) {
+  std::size_t bytes = kEntryBytes;
+  if (value.is_string()) bytes += value.get_ref<const std::string&>().size();
+  if (value.is_array())
+    for (const Json& item : value) bytes += bytes_of(item);
+  return bytes;
+}
+
 // Keys that hold the weights of a group, not a setting.
 bool holds_weights(std::string_view key) { return key == "params" || key == "param_names"; }
 
@@ -77,68 +88,113 @@ std::size_t find_groups(std::string_view name) {
 }  // namespace
 
 std::optional<std::int64_t> Hyperparameters::take_step() {
+  constexpr double kMost = 1e15;
   std::set<std::int64_t> steps;
+  bool is_clear = true;
+  std::map<std::shared_ptr<const Json>, std::shared_ptr<const Json>> others;  // without step
   for (ParamGroup& group : groups) {
     const auto step = group.settings->find("step");
-    if (step == group.settings->end() || !step->is_number() ||
-        std::abs(step->get<double>()) >= 1e15)
-      continue;
-    steps.insert(step->get<std::int64_t>());
-    Json others = *group.settings;
-    others.erase("step");
-    group.settings = std::make_shared<const Json>(std::move(others));
+    if (step == group.settings->end()) continue;
+    const double value = step->is_number() ? step->get<double>() : -1;
+    if (value >= 0 && value < kMost && value == std::floor(value))
+      steps.insert(static_cast<std::int64_t>(value));
+    else
+      is_clear = false;
+    const auto [other, is_new] = others.emplace(group.settings, nullptr);
+    if (is_new) {
+      Json settings = *group.settings;
+      settings.erase("step");
+      other->second = std::make_shared<const Json>(std::move(settings));
+    }
+    group.settings = other->second;
   }
-  return steps.size() == 1 ? std::optional(*steps.begin()) : std::nullopt;
+  return is_clear && steps.size() == 1 ? std::optional(*steps.begin()) : std::nullopt;
 }
 
 struct HyperparametersReader::Content {
+  /// A setting of a group after those before it. Most weights have the same, which are kept once.
+  struct Setting {
+    std::size_t before = 0, count = 0;  ///< index into `settings`; 0: none
+    std::string key;
+    Json value;
+  };
   struct Group {
-    Json settings = Json::object();
+    std::size_t settings = 0;  ///< the last one
     std::vector<std::string> weights;
+    std::vector<std::int64_t> numbers;
   };
   /// Of one optimizer.
   struct Optimizer {
     std::map<std::size_t, Group> list;
-    std::map<std::string, Json, std::less<>> by_weight;
+    std::map<std::string, std::size_t, std::less<>> by_weight;  // the last setting
   };
 
-  void spend(std::size_t bytes) {
-    left -= static_cast<std::int64_t>(bytes) + kEntryBytes;
-    require<CorruptCheckpoint>(left >= 0, "{}: more hyperparameters than an optimizer has", where);
+  bool is_full() const { return left < 0; }
+  // Returns whether there was as much.
+  bool spend(std::size_t bytes) {
+    left -= std::min(left + 1, static_cast<std::int64_t>(bytes));
+    return !is_full();
   }
-  void leave_out(std::string name) {
-    if (left_out.size() < kMaxListed) left_out.push_back(std::move(name));
+  void leave_out(std::string_view name) {
+    if (left_out.size() < kMaxListed && spend(kEntryBytes + name.size()))
+      left_out.emplace_back(name);
   }
-  void set(Json& settings, std::string_view key, const PickleValue& value, std::string_view name) {
-    spend(key.size() + (value.is(PickleKind::Str) ? value.size : 0));
-    std::optional<Json> plain = key.size() <= kMaxText ? plain_value(value) : std::nullopt;
-    if (plain && is_utf8(key))
-      settings[std::string(key)] = std::move(*plain);
-    else
-      leave_out(std::string(name));
+  void set(std::size_t& group, std::string_view key, const PickleValue& value,
+           std::string_view name) {
+    const std::optional<Json> plain =
+        key.size() <= kMaxText && is_utf8(key) ? plain_value(value) : std::nullopt;
+    if (!plain) return leave_out(name);
+    const std::string id = fmt::format("{}\n{}\n{}", group, key, plain->dump());
+    const auto [next, is_new] = after.emplace(id, settings.size());
+    spend(id.size() + (is_new ? 2 * (id.size() + bytes_of(*plain)) : 0));
+    if (is_new) settings.push_back({group, settings[group].count + 1, std::string(key), *plain});
+    group = next->second;
+    if (settings[group].count > kMaxSettings) left = -1;
+  }
+  std::shared_ptr<const Json> make(std::size_t group) {
+    std::shared_ptr<const Json>& result = made[group];
+    if (result) return result;
+    Json object = Json::object();
+    for (; group != 0 && !is_full(); group = settings[group].before) {
+      const Setting& setting = settings[group];
+      spend(setting.key.size() + bytes_of(setting.value));
+      object.emplace(setting.key, setting.value);  // the last one of this key
+    }
+    return result = std::make_shared<const Json>(std::move(object));
   }
   void add_to(Group& group, std::string_view key, const PickleValue& value, std::string_view name) {
     if (!holds_weights(key)) return set(group.settings, key, value, name);
-    // Numbers are of a state without names; param_names has those of the same weights.
-    if (key != "params" || !(value.is(PickleKind::List) || value.is(PickleKind::Tuple))) return;
-    group.weights.clear();
+    if (!(value.is(PickleKind::List) || value.is(PickleKind::Tuple))) return;
+    std::vector<std::string> weights;
     for (const PickleValue* weight : value.items()) {
-      if (!weight->is(PickleKind::Str)) return group.weights.clear();
-      spend(weight->text().size());
-      group.weights.emplace_back(weight->text());
+      const bool is_name = weight->is(PickleKind::Str);
+      if (!spend(kEntryBytes + (is_name ? weight->text().size() : 0))) return;
+      if (is_name) weights.emplace_back(weight->text());
+      if (weight->is(PickleKind::Int)) group.numbers.push_back(weight->integer);
+    }
+    // Numbers are of a state without names; param_names has those of the same weights.
+    if (key == "params" && weights.size() == value.items().size())
+      group.weights = std::move(weights);
+  }
+  // @param name  before the key, in left_out
+  void add_all(Group& group, const PickleValue& dict, std::string_view name) {
+    for (std::size_t k = 0; k + 1 < dict.items().size() && spend(1); k += 2) {
+      if (!dict.items()[k]->is(PickleKind::Str)) continue;
+      const std::string_view key = dict.items()[k]->text();
+      if (!spend(key.size())) return;
+      add_to(group, key, *dict.items()[k + 1], fmt::format("{}{}", name, key.substr(0, kMaxText)));
     }
   }
 
-  std::string where;
   std::int64_t left = kMostBytes;
   std::map<std::string, Optimizer, std::less<>> optimizers;  // by the keys before "param_groups"
+  std::vector<Setting> settings{1};
+  std::unordered_map<std::string, std::size_t> after;
+  std::unordered_map<std::size_t, std::shared_ptr<const Json>> made;  // by the last setting
   std::vector<std::string> left_out;
 };
 
-HyperparametersReader::HyperparametersReader(std::string where)
-    : content_(std::make_unique<Content>()) {
-  content_->where = std::move(where);
-}
+HyperparametersReader::HyperparametersReader() : content_(std::make_unique<Content>()) {}
 HyperparametersReader::~HyperparametersReader() = default;
 HyperparametersReader::HyperparametersReader(HyperparametersReader&&) noexcept = default;
 
@@ -146,28 +202,31 @@ bool HyperparametersReader::is_one(std::string_view name) {
   return find_groups(name) != std::string_view::npos;
 }
 
-void HyperparametersReader::leave_out(std::string_view name) {
-  content_->leave_out(std::string(name));
-}
+void HyperparametersReader::leave_out(std::string_view name) { content_->leave_out(name); }
+
+void HyperparametersReader::leave_out_all() { content_->left = -1; }
+
+bool HyperparametersReader::is_full() const { return content_->is_full(); }
 
 void HyperparametersReader::add(std::string_view name, const PickleValue& value) {
   const std::size_t at = find_groups(name);
   require<InternalError>(at != std::string_view::npos, "{} has no hyperparameters", name);
-  Content::Optimizer& optimizer = content_->optimizers[std::string(name.substr(0, at))];
+  if (!content_->spend(1)) return;
+  const std::string_view before = name.substr(0, at);
+  auto optimizer = content_->optimizers.find(before);
+  if (optimizer == content_->optimizers.end()) {
+    if (!content_->spend(kEntryBytes + before.size())) return;
+    optimizer = content_->optimizers.emplace(std::string(before), Content::Optimizer()).first;
+  }
+  auto& [list, by_weight] = optimizer->second;
   if (at + kGroups.size() == name.size()) {  // the list of all groups
     if (!value.is(PickleKind::List) || value.items().size() > kMaxListed) return leave_out(name);
-    for (std::size_t i = 0; i < value.items().size(); ++i) {
+    for (std::size_t i = 0; i < value.items().size() && content_->spend(kEntryBytes); ++i) {
       const PickleValue& group = *value.items()[i];
-      if (!group.is(PickleKind::Dict)) {
+      if (group.is(PickleKind::Dict))
+        content_->add_all(list[i], group, fmt::format("{}.{}.", name, i));
+      else
         leave_out(name);
-        continue;
-      }
-      for (std::size_t k = 0; k + 1 < group.items().size(); k += 2) {
-        if (!group.items()[k]->is(PickleKind::Str)) continue;
-        const std::string_view key = group.items()[k]->text();
-        content_->add_to(optimizer.list[i], key, *group.items()[k + 1],
-                         fmt::format("{}.{}.{}", name, i, key.substr(0, kMaxText)));
-      }
     }
     return;
   }
@@ -178,12 +237,21 @@ void HyperparametersReader::add(std::string_view name, const PickleValue& value)
   std::size_t number = 0;
   const auto [end, error] = std::from_chars(of.data(), of.data() + of.size(), number);
   if (error == std::errc() && end == of.data() + of.size() && number < kMaxListed)
-    return content_->add_to(optimizer.list[number], key, value, name);
-  content_->spend(of.size());
-  auto found = optimizer.by_weight.find(of);
-  if (found == optimizer.by_weight.end())
-    found = optimizer.by_weight.emplace(std::string(of), Json::object()).first;
+    return content_->add_to(list[number], key, value, name);
+  auto found = by_weight.find(of);
+  if (found == by_weight.end()) {
+    if (!content_->spend(kEntryBytes + of.size())) return;
+    found = by_weight.emplace(std::string(of), 0).first;
+  }
   if (!holds_weights(key)) content_->set(found->second, key, value, name);
+}
+
+std::pair<std::shared_ptr<const Json>, std::vector<std::int64_t>> HyperparametersReader::read_group(
+    const PickleValue& group) {
+  Content::Group read;
+  if (!group.is(PickleKind::Dict) || !content_->spend(kEntryBytes)) return {};
+  content_->add_all(read, group, "");
+  return {content_->make(read.settings), std::move(read.numbers)};
 }
 
 Hyperparameters HyperparametersReader::finish() {
@@ -192,37 +260,26 @@ Hyperparameters HyperparametersReader::finish() {
     const std::size_t before = result.groups.size();
     for (auto& [number, group] : optimizer.list) {
       if (group.weights.empty()) continue;
-      result.groups.push_back({std::make_shared<const Json>(std::move(group.settings)),
-                               ParamGroup::Of::Named, std::move(group.weights)});
+      result.groups.push_back(
+          {content_->make(group.settings), ParamGroup::Of::Named, std::move(group.weights)});
     }
     if (result.groups.size() > before) continue;
-    std::unordered_map<std::string, std::size_t> numbers;  // of groups, by their settings
-    for (auto& [weight, settings] : optimizer.by_weight) {
-      const auto [found, is_new] = numbers.emplace(settings.dump(), result.groups.size());
-      if (is_new)
-        result.groups.push_back(
-            {std::make_shared<const Json>(std::move(settings)), ParamGroup::Of::Named, {}});
+    std::unordered_map<std::size_t, std::size_t> by_last;   // groups, by the last setting
+    std::unordered_map<std::string, std::size_t> by_value;  // settings may be in another order
+    for (auto& [weight, last] : optimizer.by_weight) {
+      const auto [found, is_new] = by_last.emplace(last, 0);
+      if (is_new) {
+        std::shared_ptr<const Json> settings = content_->make(last);
+        found->second = by_value.emplace(settings->dump(), result.groups.size()).first->second;
+        if (found->second == result.groups.size())
+          result.groups.push_back({std::move(settings), ParamGroup::Of::Named, {}});
+      }
       result.groups[found->second].weights.push_back(weight);
     }
   }
+  if (is_full()) return {{}, {}, true};
   result.left_out = std::move(content_->left_out);
   return result;
-}
-
-std::shared_ptr<const Json> HyperparametersReader::read_settings(
-    const PickleValue& group, std::vector<std::string>& left_out) {
-  if (!group.is(PickleKind::Dict)) return nullptr;
-  Content content;
-  content.where = kGroups;
-  Content::Group read;
-  for (std::size_t k = 0; k + 1 < group.items().size(); k += 2) {
-    if (!group.items()[k]->is(PickleKind::Str)) continue;
-    const std::string_view key = group.items()[k]->text();
-    if (!holds_weights(key))
-      content.set(read.settings, key, *group.items()[k + 1], key.substr(0, kMaxText));
-  }
-  left_out.insert(left_out.end(), content.left_out.begin(), content.left_out.end());
-  return std::make_shared<const Json>(std::move(read.settings));
 }
 
 }  // namespace tessera::io

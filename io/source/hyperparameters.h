@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/base/json.h"
@@ -32,18 +33,19 @@ struct ParamGroup {
 struct Hyperparameters {
   std::vector<ParamGroup> groups;
   std::vector<std::string> left_out;  ///< names of settings with values of other kinds
+  bool too_many = false;  ///< more than HyperparametersReader reads: there are no groups
 
   /// Removes the number of updates from the settings, for optimizers that count them for all weights at
-  /// once. @return empty if there is none, or not the same in all groups
+  /// once. @return empty if there is none, it is no count, or not the same in all groups
   std::optional<std::int64_t> take_step();
 };
 
 /// Collects the param_groups of torch.optim from the values of a training state. Executes nothing.
-/// Memory: about 100 bytes for each setting of a weight, at most 256 MiB.
+/// Memory: about 100 bytes for each weight and different setting, at most 64 MiB. If there are more,
+/// or a group has more than 256 settings, it reads none.
 class HyperparametersReader {
  public:
-  /// @param where  file or directory, named in errors
-  explicit HyperparametersReader(std::string where);
+  HyperparametersReader();
   ~HyperparametersReader();
   HyperparametersReader(HyperparametersReader&&) noexcept;
 
@@ -51,16 +53,20 @@ class HyperparametersReader {
   /// "optimizer.param_groups", "optimizer.param_groups.0.lr", or with FSDP's
   /// flatten_optimizer_state_dict "optimizer.param_groups.NAME.lr".
   static bool is_one(std::string_view name);
-  /// Adds such a value. @throws CorruptCheckpoint if there is more than any optimizer has
+  /// Adds such a value.
   void add(std::string_view name, const PickleValue& value);
   /// Notes that a value cannot be read.
   void leave_out(std::string_view name);
+  /// Makes finish() say that there are too many.
+  void leave_out_all();
+  bool is_full() const;
   /// Groups whose weights are named, by lists or by each weight. Call once.
   Hyperparameters finish();
 
-  /// A group's settings without its weights; null if it is no dict. @param left_out  receives names
-  static std::shared_ptr<const Json> read_settings(const PickleValue& group,
-                                                   std::vector<std::string>& left_out);
+  /// A group's settings, and the numbers of its weights; null if it is no dict. It is not in the
+  /// groups of finish(), but counts, and what it leaves out is there.
+  std::pair<std::shared_ptr<const Json>, std::vector<std::int64_t>> read_group(
+      const PickleValue& group);
 
  private:
   struct Content;

@@ -120,7 +120,6 @@ class StateReader {
   explicit StateReader(const ByteRange& archive)
       : archive_(archive, kMaxTorchDict, {}, UnknownGlobals::Inert),
         where_(archive.name()),
-        hyperparameters_(where_),
         budget_(archive_.pickle_bytes()),
         names_budget_(kNameFactor * archive_.pickle_bytes()) {}
 

@@ -38,7 +38,7 @@ std::unique_ptr<ShardedSource> open_files(const fs::path& dir, std::vector<std::
                   std::move(blocks), tensor.top_key);
     }
     objects.insert(objects.end(), state.objects.begin(), state.objects.end());
-    if (!state.hyperparameters.groups.empty())
+    if (!state.hyperparameters.groups.empty() || state.hyperparameters.too_many)
       source->set_hyperparameters([found = state.hyperparameters] { return found; });
   }
   source->finish(std::move(files), std::move(objects), false);

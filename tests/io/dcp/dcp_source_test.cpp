@@ -235,6 +235,20 @@ TEST_CASE("a flipped bit in a shard is detected, or outside of all tensors") {
   CHECK(noticed_flips("zstd", "more.f16") > 300);
 }
 
+TEST_CASE("compressed hyperparameters are read whole, and damage is an error") {
+  const Copy copy("zstd-optimizer");
+  const Hyperparameters found = open_dcp(copy.path)->hyperparameters();
+  CHECK(found.left_out.empty());
+  REQUIRE(found.groups.size() == 1);
+  CHECK(found.groups[0].weights.size() == 33);
+  const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
+  const auto& [name, place] = metadata.hyperparameters.front();
+  std::string bytes = copy.text("__0_0.distcp");
+  bytes[static_cast<std::size_t>(place.offset)] ^= 1;
+  copy.write("__0_0.distcp", bytes);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, name, open_dcp(copy.path)->hyperparameters());
+}
+
 TEST_CASE("verification names every compressed item that is damaged") {
   const Copy copy("zstd");
   const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
@@ -309,7 +323,7 @@ TEST_CASE("the kind of a directory is detected by its files") {
   CHECK_FALSE(is_dcp_safetensors(kFixtures / "lightning"));
   CHECK_FALSE(is_dcp(kFixtures));
   CHECK_THROWS_HOLDING(InvalidArgument,
-                       "contains 10 checkpoints of PyTorch, but is not one itself; give one",
+                       "contains 11 checkpoints of PyTorch, but is not one itself; give one",
                        open_sharded(kFixtures));
 }
 

@@ -146,6 +146,18 @@ def zstd(world):
     add_gpt2_config(save("zstd", {"model": sharded_gpt2(world), "more": more, "epoch": 3}, _extensions=[ZStandard()]))
 
 
+def zstd_optimizer(world):
+    """A compressed hyperparameter of over 256 KB: names of weights."""
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    ones = torch.ones(2, 2)
+    state = {"w": {"exp_avg": ones, "exp_avg_sq": ones, "step": torch.tensor(5.0)}}
+    group = {"lr": 0.25, "betas": (0.5, 0.75), "eps": 0.125, "weight_decay": 0.5,
+             "params": ["w"] + [f"{'frozen.' * 1000}{i}" for i in range(32)]}
+    save("zstd-optimizer", {"model": {"w": ones}, "optimizer": {"state": state, "param_groups": [group]}},
+         _extensions=[ZStandard()])
+
+
 def wrapped(world):
     """FSDP of a compiled model with recomputation: wrapper prefixes in names; AdamW state; a count as bytes."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -301,7 +313,7 @@ def refused(world):
                           "f8": ramp(3).to(torch.float8_e4m3fn), "c64": torch.ones(2, dtype=torch.complex64)})
 
 
-FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, accelerate: 2, strided: 1, zstd: 4, refused: 1, experts: 3}
+FIXTURES = {gpt2: 3, wrapped: 2, titan: 4, mixed: 4, safetensors: 4, lightning: 2, accelerate: 2, strided: 1, zstd: 4, refused: 1, experts: 3, zstd_optimizer: 1}
 
 
 def run(rank, index, world):

@@ -5,11 +5,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/base/error.h"
 #include "io/pickle/pickle_writer.h"
 #include "io/torch/saved_state.h"
 #include "tests/io/torch/saved_bytes.h"
-#include "tests/support/check_throws.h"
 
 namespace tessera::io {
 namespace {
@@ -105,15 +103,46 @@ TEST_CASE("groups of numbered weights have no names") {
   CHECK(read({{"my_param_groups.w.lr", real(1)}}).groups.empty());
 }
 
-TEST_CASE("a pickle that repeats one large group is refused") {
+TEST_CASE("a pickle that repeats one large group is left out, with a sign") {
   std::vector<std::string> names(1 << 12, "h\x01");  // memo: one text
   std::string group =
       dict({{text("params"), "X" + bytes_of(std::uint32_t{4000}) + std::string(4000, 'x') +
                                  "q\x01" + "0" + list(names)}});
   std::string groups = "](" + group + "q\x02";
   for (int i = 0; i < 4000; ++i) groups += "h\x02";
-  CHECK_THROWS_HOLDING(CorruptCheckpoint, "more hyperparameters than an optimizer has",
-                       read({{"param_groups", groups + "e"}}));
+  const auto found = read({{"param_groups", groups + "e"}});
+  CHECK(found.too_many);
+  CHECK(found.groups.empty());
+}
+
+TEST_CASE("equal settings of many weights take the memory of one, and a group has few") {
+  Fields weights, many;
+  for (int i = 0; i < 30'000; ++i)
+    weights.emplace_back("param_groups.w" + std::to_string(i) + ".note",
+                         text(std::string(1000, 'x')));
+  const auto found = read(weights);
+  REQUIRE(found.groups.size() == 1);
+  CHECK(found.groups[0].weights.size() == 30'000);
+  for (int i = 0; i < 257; ++i)
+    many.emplace_back("param_groups.w.k" + std::to_string(i), integer(i));
+  CHECK(read(many).too_many);
+  many.pop_back();
+  CHECK(read(many).groups.size() == 1);
+}
+
+TEST_CASE("a number of updates is a count, or there is none") {
+  const auto step_of = [](const std::string& value) {
+    Hyperparameters found =
+        read({{"param_groups.w.step", value}, {"param_groups.v.step", integer(3)}});
+    const auto step = found.take_step();
+    for (const ParamGroup& group : found.groups) CHECK_FALSE(group.settings->contains("step"));
+    return step;
+  };
+  CHECK(step_of(integer(3)) == 3);
+  CHECK_FALSE(step_of(integer(4)));
+  CHECK_FALSE(step_of(integer(-3)));
+  CHECK_FALSE(step_of(real(2.5)));
+  CHECK_FALSE(step_of("\x88"));
 }
 
 }  // namespace
