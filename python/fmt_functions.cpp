@@ -1,6 +1,9 @@
 // The functions of fmt, in the program and the module, as Debian has no archive of it: compiles fmt's header of
-// definitions, and the templates that its library holds for other files.
+// definitions, and the templates that its library holds for other files. Systems with fmt 11 or later link their library.
 
+#include <fmt/format.h>
+
+#if FMT_VERSION < 110000
 #include <fmt/format-inl.h>
 
 #include <locale>
@@ -18,3 +21,4 @@ template void vformat_to<char>(buffer<char>&, basic_string_view<char>,
                                basic_format_args<buffer_context<char>>, locale_ref);
 
 }  // namespace fmt::detail
+#endif

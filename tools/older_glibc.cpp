@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -36,19 +37,22 @@ int fstat64(int fd, struct stat64* out) noexcept {
   return fstat(fd, reinterpret_cast<struct stat*>(out));
 }
 
-// std::condition_variable with a steady clock, which checks that clock after each return.
+// std::condition_variable with a steady clock, which checks that clock after each return, also after an early one.
+// Waits for at most a second of the system clock at a time, as setting that back makes the wait longer.
 int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
                            const timespec* until) {
   timespec now{}, real{};
   ::clock_gettime(clock, &now);
   ::clock_gettime(CLOCK_REALTIME, &real);
   constexpr long kSecond = 1'000'000'000;
-  timespec at{real.tv_sec + until->tv_sec - now.tv_sec,
-              real.tv_nsec + until->tv_nsec - now.tv_nsec};
-  at.tv_sec += at.tv_nsec / kSecond;
-  at.tv_nsec %= kSecond;
-  if (at.tv_nsec < 0) at = {at.tv_sec - 1, at.tv_nsec + kSecond};
-  return ::pthread_cond_timedwait(condition, mutex, &at);
+  timespec left{until->tv_sec - now.tv_sec, until->tv_nsec - now.tv_nsec};
+  if (left.tv_nsec < 0) left = {left.tv_sec - 1, left.tv_nsec + kSecond};
+  const bool is_long = left.tv_sec >= 1;
+  if (is_long) left = {1, 0};
+  timespec at{real.tv_sec + left.tv_sec, real.tv_nsec + left.tv_nsec};
+  if (at.tv_nsec >= kSecond) at = {at.tv_sec + 1, at.tv_nsec - kSecond};
+  const int result = ::pthread_cond_timedwait(condition, mutex, &at);
+  return is_long && result == ETIMEDOUT ? 0 : result;
 }
 
 const char* sigabbrev_np(int signal) noexcept {

@@ -180,10 +180,14 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   check_out(prepared.out, options.overwrite);
   prepared.plan = make_plan(source, options);
   const fs::path& from = prepared.plan.source.path;  // checkpoint; `source` may be its run
-  check_apart(prepared.out, from, "the source " + from.string());
-  require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(from)),
-          "{} is inside the source {}; choose another directory", prepared.out.string(),
-          from.string());
+  const auto check_both = [&](const fs::path& read, const std::string& name) {
+    check_apart(prepared.out, read, name);
+    require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(read)),
+            "{} is inside {}; choose another directory", prepared.out.string(), name);
+  };
+  check_both(from, "the source " + from.string());
+  for (const fs::path& base : prepared.plan.source.bases)
+    check_both(base, "the base " + base.string());
   prepared.identity = options.part ? part_identity(prepared.plan, options.part->count)
                                    : copy_identity(prepared.plan.layout.files);
   return prepared;
@@ -307,14 +311,14 @@ ConsolidateReport consolidate(const fs::path& source, const fs::path& out_path,
   };
   for (const std::string& text : plan.source.warnings) warn(text);
 
+  const auto most = static_cast<int>(std::min<std::int64_t>(options.memory / kLeastJobMemory, 64));
+  const SealOptions seal{.threads = std::clamp(options.jobs, 1, most), .progress = options.checked};
+  for (const fs::path& base : plan.source.bases) require_seal_intact(base, seal);
   if (!plan.source.checkpoint) {
-    const auto most =
-        static_cast<int>(std::min<std::int64_t>(options.memory / kLeastJobMemory, 64));
     // With --step: the folder of that step, which may have a seal of its own.
     const fs::path& sealed =
         options.step && !plan.source.sources.empty() ? plan.source.sources.back()->path() : source;
-    require_seal_intact(
-        sealed, {.threads = std::clamp(options.jobs, 1, most), .progress = options.checked});
+    require_seal_intact(sealed, seal);
   }
   std::optional<ExportParts> parts;
   if (options.part) parts.emplace(out, plan.layout.files, *options.part, prepared.identity);

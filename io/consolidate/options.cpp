@@ -15,7 +15,7 @@ namespace {
 
 std::optional<ExportShare> share_of(const OptionTexts& given) {
   const std::string* const text = given.find("part");
-  if (text == nullptr) return std::nullopt;
+  if (text == nullptr || text->empty()) return std::nullopt;
   ExportShare part;
   const char *const begin = text->data(), *const end = begin + text->size();
   const auto number = std::from_chars(begin, end, part.number);

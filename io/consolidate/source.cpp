@@ -90,10 +90,24 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options,
           result.path.string());
   require(options.what == ExportWhat::Model,
           "merged weights have no optimizer state; leave out --what or --merge-lora");
-  auto model =
-      state ? open_merged(peft_of_state(std::move(state), options.names, options.config_file),
-                          options.base)
-            : open_model(result.path, {}, LoadPolicy::Exact, options.base);
+  std::unique_ptr<ModelSource> model;
+  if (state) {
+    const PeftTensors adapters =
+        peft_of_state(std::move(state), options.names, options.config_file);
+    const fs::path& dir = adapters.source->config_dir();
+    model = open_merged(adapters, options.base);
+    if (options.base.empty() && !is_there(dir / kConfigFile) && !names_of_base(adapters).empty())
+      result.warnings.push_back(fmt::format(
+          "{} holds weights of the base, too, which are not used, as {} is missing: the adapters "
+          "are merged with {}, which {} names; copy the model's config.json there to use them",
+          result.path.string(), (dir / kConfigFile).string(), model->path().string(),
+          adapters.config_file.string()));
+  } else {
+    model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
+  }
+  result.bases = model->origins();
+  const fs::path own = result.bases.back();
+  std::erase(result.bases, own);
   result.config = std::make_shared<const Json>(model->config());
   result.family = find_hf_family(arch_of(*result.config));
   if (result.family != nullptr) result.parameters = parameters_of(*result.family, *result.config);

@@ -19,6 +19,7 @@ namespace tessera::io {
 struct ConsolidateSource {
   std::string kind;  ///< "tessera checkpoint", "Hugging Face model", "PyTorch DCP", ...
   fs::path path;
+  std::vector<fs::path> bases;                 ///< of adapters that are merged, if not in `path`
   std::optional<CheckpointReader> checkpoint;  ///< set if the source is one of tessera
   const HfFamily* family = nullptr;            ///< null if tessera does not know the model
   std::shared_ptr<const Json> config;          ///< tessera's "model" section; null if unknown

@@ -128,8 +128,11 @@ std::vector<float> transposed(const std::vector<float>& matrix, std::int64_t row
 
 class MergedSource final : public ModelSource {
  public:
-  MergedSource(std::unique_ptr<ModelSource> base, const CheckpointReader* reader)
-      : base_(std::move(base)) {
+  /// @param adapters  their path
+  MergedSource(std::unique_ptr<ModelSource> base, const fs::path& adapters,
+               const CheckpointReader* reader)
+      : base_(std::move(base)), origins_(base_->origins()) {
+    origins_.push_back(adapters);
     if (reader != nullptr) reader_ = *reader;
   }
   void add_block(const std::string& weight, std::int64_t width, Block block) {
@@ -144,6 +147,7 @@ class MergedSource final : public ModelSource {
     return reader_ ? &*reader_ : base_->checkpoint();
   }
   const fs::path& path() const override { return base_->path(); }
+  std::vector<fs::path> origins() const override { return origins_; }
   const fs::path& config_dir() const override { return base_->config_dir(); }
   const std::vector<TensorInfo>& tensors() const override { return base_->tensors(); }
   std::shared_ptr<const TensorRecord> record(const std::string& name) const override {
@@ -164,6 +168,7 @@ class MergedSource final : public ModelSource {
 
  private:
   std::unique_ptr<ModelSource> base_;
+  std::vector<fs::path> origins_;
   std::optional<CheckpointReader> reader_;
   std::map<std::string, std::shared_ptr<LoraAddend>> addends_;
 };
@@ -395,7 +400,7 @@ std::unique_ptr<ModelSource> merge_lora(std::unique_ptr<ModelSource> base,
   std::map<std::string, Shape> shapes;
   for (const TensorInfo& tensor : base->tensors()) shapes[tensor.name] = tensor.shape;
   const std::string of = adapters.path().string(), to = base->path().string();
-  auto merged = std::make_unique<MergedSource>(std::move(base), reader);
+  auto merged = std::make_unique<MergedSource>(std::move(base), adapters.path(), reader);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LoraLayer& layer = layers[i];
     const auto weight = shapes.find(layer.weight());

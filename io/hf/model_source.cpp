@@ -133,7 +133,7 @@ std::unique_ptr<ModelSource> merge_peft(const PeftTensors& adapters, const fs::p
   const ShardedSource& source = *adapters.source;
   const fs::path own = source.config_dir() / "config.json";
   std::vector<TensorName> names;
-  if (base.empty()) names = names_of_base(source);
+  if (base.empty()) names = names_of_base(adapters);
   const bool has_base = !names.empty();
   std::unique_ptr<ModelSource> model;
   if (has_base && is_there(own)) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "io/base/json.h"
 #include "io/checkpoint/reader.h"
@@ -21,6 +22,8 @@ class ModelSource : public TensorSource {
   virtual const CheckpointReader* checkpoint() const { return nullptr; }
   /// Whether LoRA adapters are added to the weights as they are read.
   virtual bool is_merged() const { return false; }
+  /// Paths of all that is read: of a merged model, its base's, then the adapters'.
+  virtual std::vector<fs::path> origins() const { return {path()}; }
   /// Directory of the model's config.json and tokenizer, if it has them.
   virtual const fs::path& config_dir() const { return path(); }
 };

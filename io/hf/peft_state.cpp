@@ -142,13 +142,28 @@ PeftTensors peft_of_state(std::shared_ptr<const ShardedSource> source, const Nam
   return result;
 }
 
-std::vector<TensorName> names_of_base(const ShardedSource& source) {
+std::vector<TensorName> names_of_base(const PeftTensors& adapters) {
+  const ShardedSource& source = *adapters.source;
+  std::set<std::string> chosen;
+  for (const auto& [ignored, info] : adapters.tensors) chosen.insert(info.name);
   std::vector<TensorName> names = name_all(source, {});
+  // Models of one state, such as that of an EMA, differ in what precedes base_model.model.
+  std::set<std::string> with_adapters, with_layers;
+  for (const TensorName& name : names) {
+    const std::string model = name.name.substr(0, name.name.find(kRunningPrefix));
+    if (chosen.contains(name.source))
+      with_adapters.insert(model);
+    else if (name.role == TensorRole::Weight && name.name.find(kBaseLayer) != std::string::npos)
+      with_layers.insert(model);
+  }
+  const std::set<std::string>& models = with_layers.size() > 1 ? with_adapters : with_layers;
   bool has_layers = false;
   for (TensorName& name : names) {
     if (name.role != TensorRole::Weight) continue;
-    const std::size_t layer = name.name.find(kBaseLayer);
-    if (parse_peft_name(name.name)) {
+    const std::size_t prefix = name.name.find(kRunningPrefix), layer = name.name.find(kBaseLayer);
+    const bool is_other =
+        prefix != std::string::npos && !models.contains(name.name.substr(0, prefix));
+    if (is_other || parse_peft_name(name.name)) {
       name.role = TensorRole::Other;
     } else if (layer != std::string::npos) {
       name.name.erase(layer, kBaseLayer.size() - 1);

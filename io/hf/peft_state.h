@@ -23,8 +23,9 @@ bool has_peft_names(const ShardedSource& source, const NameRules& rules = {});
 PeftTensors peft_of_state(std::shared_ptr<const ShardedSource> source, const NameRules& rules,
                           const std::optional<fs::path>& config_file);
 
-/// name_all() with the names that the base's weights have without adapters, whose role is then Other.
-/// Empty if the checkpoint lacks the weights of the layers that have adapters.
-std::vector<TensorName> names_of_base(const ShardedSource& source);
+/// name_all() of the adapters' source, with the names that the base's weights have without adapters,
+/// whose role is then Other, as is that of other models (EMA) if the adapters' own has a base.
+/// Empty if the source lacks the weights of the layers that have adapters.
+std::vector<TensorName> names_of_base(const PeftTensors& adapters);
 
 }  // namespace tessera::io

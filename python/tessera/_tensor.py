@@ -26,7 +26,8 @@ _DLPACK_TYPES = {
     "bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8), "float8_e5m2": (12, 8),
     "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }
-# Bytes that one call reads at most, if a row is smaller. Python handles Ctrl-C between calls.
+# Bytes that one call reads at most, if a row is smaller, except with verify="whole", as only chunks inside of what one
+# call reads are then verified. Python handles Ctrl-C between calls.
 _PIECE = 256 << 20
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -53,8 +54,9 @@ class Tensor:
     """
 
     def __init__(self, source, index: int, name: str, stored: str, shape: tuple[int, ...], width: int,
-                 dtype: str | None = None):
+                 is_whole: bool, dtype: str | None = None):
         self._source, self._index, self._stored, self._width = source, index, stored, width
+        self._is_whole = is_whole  # verify="whole"
         self.name = name
         self.shape = shape
         #: NumPy's and torch's name of the dtype: "float32", "bfloat16", "float8_e4m3fn"
@@ -90,7 +92,8 @@ class Tensor:
         return self._as(name)
 
     def _as(self, dtype: str) -> Tensor:
-        return Tensor(self._source, self._index, self.name, self._stored, self.shape, self._width, dtype)
+        return Tensor(self._source, self._index, self.name, self._stored, self.shape, self._width, self._is_whole,
+                      dtype)
 
     def _read(self, begin: list[int], end: list[int]) -> tuple[numpy.ndarray, list[int]]:
         """The bytes of a box, and its shape."""
@@ -100,7 +103,7 @@ class Tensor:
         width = self._width if as_stored else 4 if self.dtype == "float32" else 2
         data = numpy.empty(width * int(numpy.prod(shape, dtype=numpy.int64)), numpy.uint8)
         row = len(data) // shape[0] if shape and data.size else 0
-        if row == 0:
+        if row == 0 or self._is_whole:
             self._source.read(self._index, begin, end, wanted, data)
             return data, shape
         step = max(1, _PIECE // row)
@@ -182,8 +185,9 @@ class Checkpoint(Mapping):
 
     def __init__(self, path, options: list[tuple[str, str]]):
         self._source = _core.Source(os.fspath(path), options)
+        is_whole = ("verify", "whole") in options
         self._tensors = {
-            name: Tensor(self._source, index, name, dtype, shape, width)
+            name: Tensor(self._source, index, name, dtype, shape, width, is_whole)
             for index, (name, dtype, shape, width) in enumerate(self._source.tensors())
         }
 

@@ -97,6 +97,12 @@ def test_long_reads_are_made_in_pieces(run, monkeypatch):
     tensor._source = Counted()
     tensor[1:, 1:]
     assert calls == [([1, 1], [3, 8]), ([3, 1], [5, 8]), ([5, 1], [6, 8])]
+    # A piece would be less than a chunk, which is verified if it is read completely.
+    calls.clear()
+    for tensor in (tessera.open(run, verify="whole")["matrix"], tessera.open(run, verify="whole")["matrix"].raw):
+        tensor._source = Counted()
+        tensor.numpy()
+    assert calls == [([0, 0], [6, 8])] * 2
 
 
 @pytest.mark.parametrize("fixture", ["fsdp-gpt2", "mixed", "torchtitan"])

@@ -60,6 +60,23 @@ void flip(const std::string& file, std::int64_t byte) {
   stream.put(static_cast<char>(old ^ 1));
 }
 
+TEST_CASE("options of consolidate have the spellings of those of other commands") {
+  const TempDir dir;
+  const std::string source = fixture("fsdp-gpt2"), out = dir.file("out");
+  const auto run_with = [&](int code, std::vector<std::string> options) {
+    options.insert(options.begin(), {"consolidate", source, out, "--overwrite=yes"});
+    return run_to(code, options);
+  };
+  CHECK(holds(run_with(2, {"--dry-run=maybe"}).err, "is not true or false"));
+  CHECK(holds(run_with(2, {"--jobs", "99999999999"}).err, "is not an integer"));
+  CHECK(Json::parse(run_with(0, {"--json", "--json=1", "--dry-run"}).out).contains("files"));
+  CHECK_FALSE(fs::exists(out));
+  run_with(0, {"--jobs", "+3", "--dry-run=off", "--buffered", "--buffered", "--part", ""});
+  CHECK(fs::exists(out + "/model.safetensors"));
+  CHECK_FALSE(holds(run_with(0, {"--jobs", "0x4", "--json", "--json=no"}).out, "{"));
+  CHECK(holds(run_with(2, {"--overwrite=no"}).err, "exists already"));
+}
+
 TEST_CASE("a seal makes damage of files without checksums visible to every command") {
   const TempDir dir;
   const std::string model = dir.file("model"), out = dir.file("out");

@@ -10,6 +10,7 @@
 #include "io/consolidate/consolidate.h"
 #include "io/hf/config.h"
 #include "io/hf/model_names.h"
+#include "io/seal/seal.h"
 #include "io/source/find_sharded.h"
 #include "tests/io/support.h"
 #include "tests/support/check_throws.h"
@@ -144,6 +145,23 @@ struct MergeFixture {
     }
     return {name, "F32", shape, std::move(bytes)};
   }
+  void name_base() {
+    const fs::path file = state / "adapter_config.json";
+    Json config = Json::parse(read_text(file));
+    config["base_model_name_or_path"] = base.string();
+    write_text(file, config.dump());
+  }
+  // The base's weights under their names in the running model.
+  std::vector<DcpEntry> base_in_state() const {
+    std::vector<DcpEntry> result = weights;
+    for (DcpEntry& weight : result) {
+      for (const char* layer : {"q_proj.", "down_proj."})
+        if (const auto at = weight.name.find(layer); at != std::string::npos)
+          weight.name.insert(at + std::strlen(layer), "base_layer.");
+      weight.name = "base_model.model." + weight.name;
+    }
+    return result;
+  }
   std::string run(const fs::path& from) {
     consolidate(from, out, options);
     return options.format == ExportFormat::HF ? read_text(out / "model.safetensors") : "";
@@ -174,13 +192,8 @@ TEST_CASE_FIXTURE(MergeFixture,
     run(state);
   }
   SUBCASE("with the base's weights in the state") {
-    for (DcpEntry weight : weights) {
-      for (const char* layer : {"q_proj.", "down_proj."})
-        if (const auto at = weight.name.find(layer); at != std::string::npos)
-          weight.name.insert(at + std::strlen(layer), "base_layer.");
-      weight.name = "base_model.model." + weight.name;
-      adapters.push_back(weight);
-    }
+    const std::vector<DcpEntry> layers = base_in_state();
+    adapters.insert(adapters.end(), layers.begin(), layers.end());
     write_dcp_shard(state / kShard, adapters);
     CHECK_THROWS_HOLDING(InvalidArgument, "copy the model's config.json to", run(state));
     fs::copy_file(base / "config.json", state / "config.json");
@@ -188,6 +201,75 @@ TEST_CASE_FIXTURE(MergeFixture,
     options.base = base;
     CHECK(run(state) == merged);
   }
+}
+
+TEST_CASE_FIXTURE(MergeFixture, "a base that adapters name is neither replaced nor read damaged") {
+  name_base();
+  const std::string merged = run(state);
+  CHECK(consolidate(state, out, options).tensors == std::ssize(weights));
+  // An export becomes the base.
+  const fs::path exported = dir.path() / "exported";
+  consolidate(base, exported, {});
+  fs::remove_all(base);
+  fs::rename(exported, base);
+  CHECK(run(state) == merged);
+  CHECK_THROWS_HOLDING(InvalidArgument, "contains the base", consolidate(state, base, options));
+  CHECK_THROWS_HOLDING(InvalidArgument, "is inside the base",
+                       consolidate(state, base / "merged", options));
+  write_seal(base, false);
+  CHECK(run(state) == merged);
+  std::string bytes = read_text(base / "model.safetensors");
+  bytes.back() ^= 1;
+  write_text(base / "model.safetensors", bytes);
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "files differ from", run(state));
+  options.base = base;
+  CHECK_THROWS_HOLDING(CorruptCheckpoint, "files differ from", run(state));
+}
+
+TEST_CASE_FIXTURE(MergeFixture,
+                  "of several models in a state, adapters have the base of their own") {
+  const auto ema_of = [](std::vector<DcpEntry> entries) {
+    for (DcpEntry& each : entries) {
+      each.name = "ema." + each.name;
+      for (std::size_t at = 3; at < each.bytes.size(); at += 4) each.bytes[at] ^= '\x80';  // signs
+    }
+    return entries;
+  };
+  const std::vector<DcpEntry> layers = base_in_state();
+  std::vector<DcpEntry> all = adapters;
+  all.insert(all.end(), layers.begin(), layers.end());
+  write_dcp_shard(state / kShard, ema_of(all));
+  fs::copy_file(base / "config.json", state / "config.json");
+  const std::string ema = run(state);
+  const std::vector<DcpEntry> others = ema_of(all), ema_adapters = ema_of(adapters);
+  write_dcp_shard(state / kShard, all);
+  const std::string model = run(state);
+  CHECK(model != ema);
+  std::vector<DcpEntry> both = all;
+  both.insert(both.end(), others.begin(), others.end());
+  write_dcp_shard(state / kShard, both);
+  options.names.select = {"ema.*"};
+  CHECK(run(state) == ema);
+  options.names.select = {"base_model.*"};
+  CHECK(run(state) == model);
+  // An EMA of what is trained.
+  all.insert(all.end(), ema_adapters.begin(), ema_adapters.end());
+  write_dcp_shard(state / kShard, all);
+  CHECK(run(state) == model);
+}
+
+TEST_CASE_FIXTURE(MergeFixture, "a base in the state that is not used is named in a warning") {
+  name_base();
+  CHECK(plan_consolidation(state, options).warnings.empty());
+  const std::vector<DcpEntry> layers = base_in_state();
+  adapters.insert(adapters.end(), layers.begin(), layers.end());
+  write_dcp_shard(state / kShard, adapters);
+  const auto warnings = plan_consolidation(state, options).warnings;
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("config.json is missing: the adapters are merged with " + base.string()) !=
+        std::string::npos);
+  options.base = base;
+  CHECK(plan_consolidation(state, options).warnings.empty());
 }
 
 TEST_CASE_FIXTURE(MergeFixture, "adapters of a state that can't be merged are refused") {

@@ -1,6 +1,6 @@
 /* Lists the tensors of a checkpoint of any kind that tessera reads, or prints the first row of one.
 
-     cc read.c -I PREFIX/include -L PREFIX/lib -ltessera -o read
+     cc read.c -I PREFIX/include -L PREFIX/lib -ltessera -Wl,-rpath,PREFIX/lib -o read
      ./read CHECKPOINT [TENSOR] */
 
 #include <inttypes.h>

@@ -268,9 +268,12 @@ int run_diff(const DiffCommand& options) {
     b = compared(result.b);
     report = std::move(result.report);
   } else {
-    for (const char* option : {"config", "like", "strip", "rename", "select", "exclude"})
-      require(!options.names.has(option), "the names of tessera's checkpoints are known; omit --{}",
-              option);
+    const io::NameRules rules = io::name_rules(options.names);
+    require(!io::config_file(options.names) && !io::like_directory(options.names) &&
+                rules.is_auto() && rules.renames.empty() && rules.select.empty() &&
+                rules.exclude.empty(),
+            "the names of tessera's checkpoints are known; omit --config, --like, --strip, "
+            "--rename, --select and --exclude");
     const auto open = [&](const std::string& path) {
       io::refuse_parent_of_shards(path);
       return io::open_checkpoint(path, parse_step(path, options.step));

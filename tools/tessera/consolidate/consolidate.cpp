@@ -185,9 +185,7 @@ Command add_consolidate(CLI::App& parent) {
            "Total memory of all buffers; tensor metadata adds about 3 KiB per tensor")
       ->default_str("256MiB");
   add_text(*app, "--step", kStepHelp)->default_str("latest");
-  add_text(*app, "--jobs", "Threads that copy")
-      ->type_name("INT")
-      ->default_str(std::to_string(default_jobs()));
+  add_integer(*app, "--jobs", "Threads that copy")->default_str(std::to_string(default_jobs()));
   add_switch(*app, "--buffered",
              "Use the page cache: slower, but the output stays cached for the next reader");
   add_switch(*app, "--merge-lora",
@@ -205,9 +203,8 @@ Command add_consolidate(CLI::App& parent) {
            "must have, for a model that tessera does not know; its config.json is used "
            "without --config");
   add_name_rules(*app);
-  add_text(*app, "--shards",
-           "Expected number of PyTorch's shard-*.safetensors, which do not record it")
-      ->type_name("INT")
+  add_integer(*app, "--shards",
+              "Expected number of PyTorch's shard-*.safetensors, which do not record it")
       ->check(CLI::PositiveNumber);
   add_texts(*app, "--tensors",
             "Export only tensors whose name, after --strip, matches this pattern, such as "

@@ -1,8 +1,27 @@
 #include "tools/tessera/consolidate/names.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 namespace tessera::tools {
+namespace {
+
+/// Accepts the spellings that CLI11 does for a T, such as 0x4 or yes, and writes them as 4 or true.
+template <typename T>
+CLI::Validator spelled_as(const char* expected) {
+  return CLI::Validator(
+      [expected](std::string& text) {
+        T value{};
+        if (!CLI::detail::lexical_cast(text, value))
+          return fmt::format("\"{}\" is not {}", text, expected);
+        text = fmt::format("{}", value);
+        return std::string();
+      },
+      "");
+}
+
+}  // namespace
 
 CLI::Option* add_text(CLI::App& app, const std::string& name, const std::string& help) {
   return app.add_option(name, CLI::callback_t(), help)->type_name("TEXT");
@@ -12,15 +31,20 @@ CLI::Option* add_texts(CLI::App& app, const std::string& name, const std::string
   return add_text(app, name, help)->expected(1, CLI::detail::expected_max_vector_size);
 }
 
+CLI::Option* add_integer(CLI::App& app, const std::string& name, const std::string& help) {
+  return add_text(app, name, help)
+      ->type_name("INT")
+      ->transform(spelled_as<int>("an integer of 32 bits"));
+}
+
 void add_switch(CLI::App& app, const std::string& name, const std::string& help) {
-  app.add_flag_callback(
-      name, [] {}, help);
+  app.add_flag(name, help)->transform(spelled_as<bool>("true or false"));
 }
 
 io::OptionTexts option_texts(const CLI::App& app) {
   io::OptionTexts texts;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& value : option->results())
+    for (const std::string& value : option->reduced_results())
       if (!option->get_lnames().empty()) texts.add(option->get_lnames()[0], value);
   return texts;
 }

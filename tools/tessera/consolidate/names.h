@@ -11,9 +11,11 @@ class Option;
 
 namespace tessera::tools {
 
-/// Adds an option, an option that may be repeated, or a switch, for option_texts() to collect.
+/// Adds an option, an option that may be repeated, an integer, or a switch, of which the last one
+/// counts, for option_texts() to collect.
 CLI::Option* add_text(CLI::App& app, const std::string& name, const std::string& help);
 CLI::Option* add_texts(CLI::App& app, const std::string& name, const std::string& help);
+CLI::Option* add_integer(CLI::App& app, const std::string& name, const std::string& help);
 void add_switch(CLI::App& app, const std::string& name, const std::string& help);
 
 /// All options and switches of the command line, by their long names.
