@@ -17,7 +17,7 @@ Makes a checkpoint with float32 weights of --size, and each of --sources from th
 cold: before each run, syncs and drops the source from the page cache (posix_fadvise). warm: reads the source before each run.
 Others need a Python with torch, transformers, verl and deepspeed (--python). Peak memory is the resident set of the process.
 
---dir: folder on the disk to measure, with room for the sources, twice the weights, and one output. All files are removed at the end.
+--dir: folder on the disk to measure, with room for the sources, one more copy of the weights, and one output. All files are removed at the end.
 """
 import os, pathlib, shutil, statistics, subprocess, sys, tempfile
 
@@ -76,6 +76,8 @@ def main():
         own, whole, out = f"{folder}/run/checkpoints/step-00000001", f"{folder}/whole", f"{folder}/out"
         consolidate = [f"{o.build}/bin/tessera", "consolidate", "--memory", o.memory, "--max-shard-size", "1TB"]
         must(consolidate + [own, whole])
+        if "tessera" not in o.sources:
+            shutil.rmtree(f"{folder}/run")
         peer = [o.python, HERE / "consolidate_torch.py"]
         paths = {name: own if name == "tessera" else f"{folder}/{name}" for name in o.sources}
         for name, path in paths.items():
