@@ -1,5 +1,7 @@
 #include "io/consolidate/consolidate.h"
 
+#include <nlohmann/json.hpp>
+
 #include "capi/call.h"
 #include "io/consolidate/options.h"
 
