@@ -138,27 +138,26 @@ TEST_CASE("other programs' shards are written as those of a run") {
   struct Case {
     const char *source, *step, *what;
   };
-  for (const auto& [source, step, what] :
-       {Case{"dcp/fixtures/fsdp-gpt2", "step-00000000", "model"},
-        Case{"dcp/fixtures/experts", "step-00000001", "model"},
-        Case{"dcp/fixtures/lightning", "step-00000001", "all"},
-        Case{"dcp/fixtures/fsdp-wrapped", "step-00000001", "all"},
-        Case{"dcp/fixtures/mixed", "step-00000000", "model"},
-        Case{"deepspeed/fixtures/zero3-gpt2", "step-00000002", "all"},
-        Case{"megatron/fixtures/llama", "step-00000002", "all"},
-        Case{"megatron/fixtures/qwen3-moe", "step-00000000", "model"},
-        Case{"torch/fixtures/fsdp2", "step-00000000", "model"}}) {
-    CAPTURE(source);
-    const std::string path = source_path("tests/io/" + std::string(source));
-    const std::string out = dir.file(fs::path(source).filename().string());
+  for (const Case& c : {Case{"dcp/fixtures/fsdp-gpt2", "step-00000000", "model"},
+                        Case{"dcp/fixtures/experts", "step-00000001", "model"},
+                        Case{"dcp/fixtures/lightning", "step-00000001", "all"},
+                        Case{"dcp/fixtures/fsdp-wrapped", "step-00000001", "all"},
+                        Case{"dcp/fixtures/mixed", "step-00000000", "model"},
+                        Case{"deepspeed/fixtures/zero3-gpt2", "step-00000002", "all"},
+                        Case{"megatron/fixtures/llama", "step-00000002", "all"},
+                        Case{"megatron/fixtures/qwen3-moe", "step-00000000", "model"},
+                        Case{"torch/fixtures/fsdp2", "step-00000000", "model"}}) {
+    CAPTURE(c.source);
+    const std::string path = source_path("tests/io/" + std::string(c.source));
+    const std::string out = dir.file(fs::path(c.source).filename().string());
     const Json report = json_of({"checkpoint", "reshard", path, out, "--world", "3", "--json"});
-    CHECK(report["path"] == out + "/" + step);
+    CHECK(report["path"] == out + "/" + c.step);
     CHECK(report["world_size"] == 3);
     run_to(0, {"checkpoint", "verify", out});
     // Both in one format, so that moments are compared, too.
     for (const auto& [from, to] : {std::pair(out, out + "-a"), std::pair(path, out + "-b")})
-      run_to(0, {"consolidate", from, to, "--format", "dcp", "--what", what});
-    run_to(0, {"checkpoint", "diff", out + "-a", out + "-b", "--what", what});
+      run_to(0, {"consolidate", from, to, "--format", "dcp", "--what", c.what});
+    run_to(0, {"checkpoint", "diff", out + "-a", out + "-b", "--what", c.what});
   }
   const std::string model = dir.file("model");
   run_to(0, {"consolidate", fixture("fsdp-gpt2"), model});

@@ -242,9 +242,9 @@ TEST_CASE("compressed hyperparameters are read whole, and damage is an error") {
   REQUIRE(found.groups.size() == 1);
   CHECK(found.groups[0].weights.size() == 33);
   const DcpMetadata metadata = parse_dcp_metadata(copy.text(".metadata"), ".metadata");
-  const auto& [name, place] = metadata.hyperparameters.front();
+  const std::string name = metadata.hyperparameters.front().first;
   std::string bytes = copy.text("__0_0.distcp");
-  bytes[static_cast<std::size_t>(place.offset)] ^= 1;
+  bytes[static_cast<std::size_t>(metadata.hyperparameters.front().second.offset)] ^= 1;
   copy.write("__0_0.distcp", bytes);
   CHECK_THROWS_HOLDING(CorruptCheckpoint, name, open_dcp(copy.path)->hyperparameters());
 }
