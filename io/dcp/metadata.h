@@ -24,7 +24,7 @@ struct DcpTensor {
 struct DcpMetadata {
   std::map<std::string, DcpTensor> tensors;
   std::vector<std::string> objects;  ///< names of entries that are not tensors
-  /// Those of them that have hyperparameters: archives of torch.save.
+  /// Entries of `objects` with hyperparameters, which are archives of torch.save.
   std::vector<std::pair<std::string, StoredBlock>> hyperparameters;
   std::vector<std::string> files;  ///< names of the files that hold chunks or hyperparameters
 };

@@ -76,7 +76,7 @@ class DeepSpeedStates {
   int stage() const { return optimizers_.empty() ? 0 : optimizers_.front().stage; }
   /// Number of updates, if the optimizer records one for all of its parts.
   std::optional<std::int64_t> optimizer_step() const;
-  /// Of groups of named weights; none if the files do not say which weights they have.
+  /// Reads the groups of named weights; none if the files do not say which weights they have.
   Hyperparameters hyperparameters() const;
   /// Files of models, then of optimizers.
   std::vector<std::string> files() const;

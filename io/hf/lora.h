@@ -51,7 +51,7 @@ struct PeftTensors {
   std::shared_ptr<const ShardedSource> source;
   std::map<std::string, TensorInfo> tensors;  ///< by name in PEFT's files; as in `source`
 };
-/// Of a directory in PEFT's format. @throws as open_sharded
+/// Reads a directory in PEFT's format. @throws as open_sharded
 PeftTensors read_peft(const fs::path& dir);
 
 /// An adapter in PEFT's format.

@@ -63,7 +63,7 @@ std::optional<Json> plain_value(const PickleValue& value, bool nested = false) {
   }
 }
 
-// Memory.
+// Memory that a value takes.
 std::size_t bytes_of(const Json& value) {
   std::size_t bytes = kEntryBytes;
   if (value.is_string()) bytes += value.get_ref<const std::string&>().size();
@@ -123,7 +123,7 @@ struct HyperparametersReader::Content {
     std::vector<std::string> weights;
     std::vector<std::int64_t> numbers;
   };
-  /// Of one optimizer.
+  /// The groups of one optimizer.
   struct Optimizer {
     std::map<std::size_t, Group> list;
     std::map<std::string, std::size_t, std::less<>> by_weight;  // the last setting

@@ -24,7 +24,7 @@ std::string real(double value) {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
 
-// Of a file of torch.save with these entries.
+// Reads the hyperparameters of a torch.save file with these entries.
 Hyperparameters read(const Fields& entries) {
   SavedArchive archive;
   Fields items{

@@ -94,7 +94,7 @@ std::vector<io::TensorInfo> known_order(const io::CheckpointIndex& index) {
   }
 }
 
-// What is not sharded, and how a run starts from it.
+// Throws if the source is not sharded, and says how a run starts from it.
 void refuse_unsharded(const std::string& source) {
   require<Unsupported>(
       !io::is_gguf(source),
