@@ -182,6 +182,10 @@ Prepared prepare(const fs::path& source, const fs::path& out, const ConsolidateO
   const fs::path& from = prepared.plan.source.path;  // checkpoint; `source` may be its run
   const auto check_both = [&](const fs::path& read, const std::string& name) {
     check_apart(prepared.out, read, name);
+    // Files may be links, as in the cache of Hugging Face.
+    std::error_code none;
+    for (const fs::path& file : list_directory(read, none))
+      if (fs::is_symlink(file, none)) check_apart(prepared.out, file, name);
     require(!is_in(fs::weakly_canonical(attempt_path(prepared.out)), fs::weakly_canonical(read)),
             "{} is inside {}; choose another directory", prepared.out.string(), name);
   };

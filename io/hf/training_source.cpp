@@ -1,6 +1,7 @@
 #include "io/hf/training_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,24 @@ bool is_known_model(const fs::path& file, std::vector<std::string>& warnings) {
   return false;
 }
 
+double read_number(const ShardedSource& source, const TensorInfo& info) {
+  const auto read = [&]<typename T>(T value) {
+    source.read(info.name, 0, 1, &value, is_floating(info.dtype) ? DType::F32 : info.dtype);
+    return static_cast<double>(value);
+  };
+  if (is_floating(info.dtype)) return read(0.0F);
+  switch (dtype_size(info.dtype)) {
+    case 8:
+      return read(std::int64_t{0});
+    case 4:
+      return read(std::int32_t{0});
+    case 2:
+      return read(std::int16_t{0});
+    default:
+      return read(std::int8_t{0});
+  }
+}
+
 // The optimizer's number of updates, which torch.optim has for each weight.
 std::optional<std::int64_t> read_step(const ShardedSource& source,
                                       const std::vector<TensorName>& names,
@@ -50,18 +69,10 @@ std::optional<std::int64_t> read_step(const ShardedSource& source,
     const TensorInfo& info = source.tensors()[i];
     if (names[i].role != TensorRole::OptimizerState || names[i].kind != kStep) continue;
     if (numel(info.shape) != 1) continue;
-    double step = 0;
-    if (info.dtype == DType::I64) {
-      std::int64_t value = 0;
-      source.read(info.name, 0, 1, &value, DType::I64);
-      step = static_cast<double>(value);
-    } else {
-      float value = 0;
-      source.read(info.name, 0, 1, &value, DType::F32);
-      step = value;
-    }
-    require<CorruptCheckpoint>(step >= 0 && step < 1e15, "{}: {} is {}", source.path().string(),
-                               info.name, step);
+    const double step = read_number(source, info);
+    require<CorruptCheckpoint>(step >= 0 && step < 1e15 && step == std::floor(step),
+                               "{}: {} is {}, which is no number of updates",
+                               source.path().string(), info.name, step);
     steps.insert(static_cast<std::int64_t>(step));
   }
   if (steps.size() > 1) {
@@ -75,6 +86,17 @@ std::optional<std::int64_t> read_step(const ShardedSource& source,
 }
 
 constexpr const char* kWeightsAlone = "; --what model takes the weights alone";
+
+// A prefix without the parts that programs add to the names of weights or of state.
+std::string plain_prefix(std::string_view prefix) {
+  std::string plain;
+  while (!prefix.empty()) {
+    const std::string_view part = prefix.substr(0, prefix.find('.') + 1);
+    if (part != "module." && part != "model." && part != "_forward_module.") plain += part;
+    prefix.remove_prefix(part.size());
+  }
+  return plain;
+}
 
 // Throws on state that tessera has no place for.
 void check_state(const FamilySource& weights, const FamilySource& state, const std::string& kind) {
@@ -90,16 +112,12 @@ void check_state(const FamilySource& weights, const FamilySource& state, const s
                                : fmt::format(", which has the shape {}", weight->second),
         kWeightsAlone);
   }
-  // The names of a state may lack outer modules of the weights', or have parts that programs add.
-  std::string_view rest = state.prefix();
-  while (!rest.empty() && !weights.prefix().ends_with(rest)) {
-    const std::string_view part = rest.substr(0, rest.find('.'));
-    require<Unsupported>(part == "module" || part == "model" || part == "_forward_module",
-                         "{}: {} is of the model in '{}', but the weights are of that in '{}'{}",
-                         state.path().string(), kind, state.prefix(), weights.prefix(),
-                         kWeightsAlone);
-    rest.remove_prefix(part.size() + 1);
-  }
+  // The names of a state may lack outer modules of the weights'.
+  require<Unsupported>(
+      ("." + plain_prefix(weights.prefix())).ends_with("." + plain_prefix(state.prefix())) ||
+          plain_prefix(state.prefix()).empty(),
+      "{}: {} is of the model in '{}', but the weights are of that in '{}'{}",
+      state.path().string(), kind, state.prefix(), weights.prefix(), kWeightsAlone);
 }
 
 // Throws unless all kinds of state are there for the same weights.
@@ -123,15 +141,36 @@ void check_kinds(const TrainingSource& source, const std::string& where) {
   }
 }
 
+bool is_moment(std::string_view name) {
+  return name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq") ||
+         name.ends_with(".momentum_buffer");
+}
+
 // Throws on a weight that is state of an optimizer by its name.
 void check_weights(const FamilySource& weights) {
   for (const TensorInfo& weight : weights.tensors())
-    for (const std::string_view kind : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"})
-      require<Unsupported>(!weight.name.ends_with(kind),
-                           "{}: {} is optimizer state by its name, but under a key that tessera "
-                           "does not know; write the weights alone with `tessera consolidate "
-                           "--exclude`, and reshard those",
-                           weights.path().string(), weight.name);
+    require<Unsupported>(!is_moment(weight.name),
+                         "{}: {} is optimizer state by its name, but under a key that tessera "
+                         "does not know; write the weights alone with `tessera consolidate "
+                         "--exclude`, and reshard those",
+                         weights.path().string(), weight.name);
+}
+
+// Throws if all moments would be left out; warns of some.
+void check_left_out(TrainingSource& result, const std::string& where) {
+  std::size_t count = 0;
+  const std::string* first = nullptr;
+  for (const auto& [name, why] : result.skipped) {
+    if (!is_moment(name)) continue;
+    if (count++ == 0) first = &name;
+  }
+  if (count == 0) return;
+  require<Unsupported>(result.tensors.size() > 1,
+                       "{}: {} is optimizer state by its name, but under a key or name that "
+                       "tessera does not know{}",
+                       where, *first, kWeightsAlone);
+  result.warnings.push_back(fmt::format(
+      "{}: {} tensors of optimizer state are left out, such as {}", where, count, *first));
 }
 
 }  // namespace
@@ -188,7 +227,8 @@ TrainingSource open_training_source(std::unique_ptr<ShardedSource> source,
   }
   check_kinds(result, shared->path().string());
   result.tensors[kModelSection] = std::move(weights);
-  if (with_state) result.step = read_step(*shared, names, result.warnings);
+  if (with_state) check_left_out(result, shared->path().string());
+  result.step = read_step(*shared, names, result.warnings);
   if (!kinds.empty() && !result.step) {
     result.warnings.push_back(
         fmt::format("{} does not say how many updates the optimizer made; the result says 0",

@@ -220,7 +220,8 @@ void HyperparametersReader::add(std::string_view name, const PickleValue& value)
   }
   auto& [list, by_weight] = optimizer->second;
   if (at + kGroups.size() == name.size()) {  // the list of all groups
-    if (!value.is(PickleKind::List) || value.items().size() > kMaxListed) return leave_out(name);
+    if (!value.is(PickleKind::List)) return leave_out(name);
+    if (value.items().size() > kMaxListed) return leave_out_all();
     for (std::size_t i = 0; i < value.items().size() && content_->spend(kEntryBytes); ++i) {
       const PickleValue& group = *value.items()[i];
       if (group.is(PickleKind::Dict))

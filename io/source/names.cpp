@@ -91,6 +91,9 @@ Nesting find_nesting(const std::vector<KeyedName>& names) {
 // Reads "state.NAME.KIND". @return whether it is of that form
 bool read_state(std::string_view text, TensorName& result) {
   constexpr std::string_view kState = "state.";
+  // In a list of optimizers, their number is before it.
+  const std::size_t number = text.find_first_not_of("0123456789");
+  if (number > 0 && number < text.size() && text[number] == '.') text.remove_prefix(number + 1);
   const std::size_t dot = text.rfind('.');
   if (!text.starts_with(kState) || dot == std::string_view::npos || dot <= kState.size())
     return false;

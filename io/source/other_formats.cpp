@@ -23,7 +23,8 @@ constexpr OtherFormat kOtherFormats[] = {
     {"metrics.jsonl rank-*-of-*.safetensors", "", ""},  // tessera's own
     {"model-*-of-*.safetensors pytorch_model-*-of-*.bin",
      "shards of a Hugging Face model without their index",
-     "copy model.safetensors.index.json or pytorch_model.bin.index.json beside them, too"},
+     "give their directory, with model.safetensors.index.json or pytorch_model.bin.index.json in "
+     "it"},
     {"mp_rank_*/model_optim_rng.pt",
      "a Megatron checkpoint of the format torch, which has a file for each rank",
      "write it again with Megatron's --ckpt-convert-format torch_dist --ckpt-convert-save DIR, and "

@@ -169,7 +169,7 @@ TEST_CASE("other programs' shards are written as those of a run") {
   CHECK(holds(
       run_to(2, {"checkpoint", "reshard", model, dir.file("whole"), "--world", "2", "--overwrite"})
           .err,
-      "a directory of their own"));
+      "is of a run (config.json)"));
   const std::string weights = dir.file("weights");
   const Json alone = json_of({"checkpoint", "reshard", fixture("lightning"), weights, "--world",
                               "2", "--what", "model", "--json"});

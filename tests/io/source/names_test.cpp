@@ -113,6 +113,15 @@ TEST_CASE("a tensor's role depends on its path") {
   }
 }
 
+TEST_CASE("a list of optimizers has their numbers in the names of state") {
+  const auto found =
+      name_all({{"model.1.w", "model"}, {"optimizers.0.state.1.w.exp_avg", "optimizers"}}, {});
+  CHECK(found[1].role == TensorRole::OptimizerState);
+  CHECK(found[1].kind == "exp_avg");
+  CHECK(found[1].name == "1.w");
+  CHECK(found[0].name == "1.w");
+}
+
 TEST_CASE("flattened state of an optimizer may be beside the weights") {
   const auto names = name_all({{"model.x.weight", ""},
                                {"state.model.x.weight.exp_avg", ""},

@@ -68,19 +68,28 @@ io::fs::path checkpoints_of(const std::string& out, std::int64_t step) {
   return path;
 }
 
-// A run would go on from a checkpoint in its directory, which those of other programs do not allow.
-void require_imports_alone(const io::fs::path& checkpoints) {
-  std::error_code error;
-  for (const io::fs::path& path : io::list_directory(checkpoints, error)) {
-    const std::string name = path.filename().string();
-    const bool is_import =
-        name == "latest" || name.ends_with(".tmp") ||
-        (io::is_there(path / "index.json") &&
-         io::CheckpointReader::open(path).index().run_id == io::ReshardSource::kImport);
+// A run would go on from a checkpoint in its directory, which imports of other programs' do not
+// allow.
+void require_no_run(const io::fs::path& checkpoints) {
+  const io::fs::path run =
+      checkpoints.filename() == "checkpoints" ? checkpoints.parent_path() : checkpoints;
+  for (const char* name : {"config.json", "metrics.jsonl", ".lock"})
+    require(!io::is_there(run / name),
+            "{} is of a run ({}), which cannot go on from checkpoints of other programs; choose "
+            "another directory",
+            run.string(), name);
+  if (!io::is_there(checkpoints)) return;
+  for (const io::StepItem& item : io::find_checkpoints(checkpoints)) {
+    bool is_import = false;
+    try {
+      is_import =
+          io::CheckpointReader::open(item.path).index().run_id == io::ReshardSource::kImport;
+    } catch (const CorruptCheckpoint&) {
+    }
     require(is_import,
-            "{} holds {}; checkpoints of other programs are written to a directory of their own, "
-            "since a run cannot go on from them",
-            checkpoints.string(), name);
+            "{} holds {}, which is damaged or of a run; checkpoints of other programs are written "
+            "to a directory of their own",
+            checkpoints.string(), item.path.filename().string());
   }
 }
 
@@ -157,6 +166,7 @@ Source open_source(const ReshardCommand& options) {
 }
 
 int run_reshard(const ReshardCommand& options) {
+  require(!options.out.empty(), "OUT must not be empty; is a variable of a script not set?");
   const Source opened = open_source(options);
   const io::ReshardSource& source = *opened.opened;
   require(!opened.reader || options.config.empty(),
@@ -171,7 +181,7 @@ int run_reshard(const ReshardCommand& options) {
   ByteProgress progress("copied");
   reshard.progress = [&](std::int64_t done, std::int64_t total) { progress.update(done, total); };
   const io::fs::path out = checkpoints_of(options.out, source.index.step);
-  if (!opened.reader) require_imports_alone(out);
+  if (source.index.run_id == io::ReshardSource::kImport) require_no_run(out);
   const comm::FileDescriptor lock = lock_owner(out);
   const io::ReshardReport report = io::reshard_checkpoint(source, out, reshard);
   if (options.json) {
