@@ -38,6 +38,7 @@ void matmul(Context& context, const Matmul& args) {
   if (fused(context, args)) return;
   Matmul plain = args;
   plain.epilogue = Epilogue::None;
+  plain.pre = {};
   switch (args.epilogue) {
     case Epilogue::None:
       break;
