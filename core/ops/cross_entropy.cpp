@@ -20,6 +20,9 @@ constexpr std::int64_t kRowsWorthSplitting = 64;
 // Rows of logits are padded to a multiple of this, because tensor cores need 128-byte alignment.
 constexpr std::int64_t kRowStep = 64;
 
+// Chunks on a GPU are a multiple of this, so that tiles of products are full.
+constexpr std::int64_t kTileRows = 256;
+
 // Maximum bytes of logits at a time. Each chunk reads and writes the whole gradient of the weight,
 // so a GPU needs large chunks.
 std::int64_t most_logits_bytes(Device device) {
@@ -36,7 +39,9 @@ std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device
   const std::int64_t parts = rows < kRowsWorthSplitting ? 1 : rows * row_bytes > kMuch ? 4 : 2;
   most = std::min(most, (rows + parts - 1) / parts);
   const std::int64_t chunks = (rows + most - 1) / most;
-  return (rows + chunks - 1) / chunks;
+  const std::int64_t even = (rows + chunks - 1) / chunks;
+  const std::int64_t step = device.type == DeviceType::CUDA && even >= kTileRows ? kTileRows : 1;
+  return std::min((even + step - 1) / step * step, rows);
 }
 
 // Called before any write, so that an error does not leave the weight's gradient half accumulated.
@@ -136,9 +141,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   if (wants_x)
     grad_x = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations,
                            "linear_cross_entropy.grad");
-  const auto padded_rows = [&](DType dtype) {
-    return workspace({chunk_rows, row_step}, dtype).alias({chunk_rows, vocab}, {row_step, 1}, 0);
-  };
+  const auto padded_rows = [&](DType dtype) { return workspace({chunk_rows, row_step}, dtype); };
   Tensor logits = padded_rows(logits_dtype);
   Tensor losses = workspace({rows}, accumulator);
   Tensor narrow;  // the logits' gradient in x's dtype, for matmul
@@ -153,26 +156,39 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
     }
   }
 
+  // Tensor cores take products of any extent, but cuBLASLt runs those of 50257 columns at a tenth of
+  // the rate of 50304. Rows of zeros leave the padding of the logits, and of their gradient, zero.
+  Tensor padded_weight;
+  if (vocab % kRowStep != 0 && context->target().type == DeviceType::CUDA &&
+      x.dtype() == DType::BF16) {
+    padded_weight = workspace({row_step, weight.dim(1)}, x.dtype());
+    kernels::cast(*context, weight.view(), {padded_weight.view().narrow(0, 0, vocab), false, true});
+    kernels::fill(*context, padded_weight.view().narrow(0, vocab, row_step - vocab), 0.0);
+  }
+  const TensorView product_weight = padded_weight.defined() ? padded_weight.view() : weight.view();
+  const std::int64_t columns = product_weight.shape[0];
+
   for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
     const std::int64_t count = std::min(chunk_rows, rows - begin);
     const TensorView x_chunk = x.view().narrow(0, begin, count);
-    const TensorView logits_chunk = logits.view().narrow(0, 0, count);
-    kernels::matmul(*context, {x_chunk, weight.view(), logits_chunk, false, true});
+    const TensorView all_logits = logits.view().narrow(0, 0, count).narrow(1, 0, columns);
+    const TensorView logits_chunk = all_logits.narrow(1, 0, vocab);
+    kernels::matmul(*context, {x_chunk, product_weight, all_logits, false, true});
     kernels::cross_entropy(*context,
                            {logits_chunk, targets.view().narrow(0, begin, count),
                             losses.view().narrow(0, begin, count), recorded, scale, softcap});
     if (!recorded) continue;
-    TensorView grad_logits = logits_chunk;
+    TensorView grad_logits = all_logits;
     if (narrow.defined()) {
-      grad_logits = narrow.view().narrow(0, 0, count);
-      kernels::cast(*context, logits_chunk, {grad_logits, false, true});
+      grad_logits = narrow.view().narrow(0, 0, count).narrow(1, 0, columns);
+      kernels::cast(*context, all_logits, {grad_logits, false, true});
     }
     if (wants_x)
       kernels::matmul(*context,
-                      {grad_logits, weight.view(), grad_x.view().narrow(0, begin, count)});
+                      {grad_logits, product_weight, grad_x.view().narrow(0, begin, count)});
     if (wants_weight) {
-      kernels::matmul(
-          *context, {grad_logits, x_chunk, grad_weight.view, true, false, grad_weight.accumulate});
+      kernels::matmul(*context, {grad_logits.narrow(1, 0, vocab), x_chunk, grad_weight.view, true,
+                                 false, grad_weight.accumulate});
       grad_weight.accumulate = true;
     }
   }

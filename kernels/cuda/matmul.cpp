@@ -312,6 +312,40 @@ std::string run(Context& context, const Matmul& args) {
   return plan.run(backend, args, workspace.data(), taken) ? "" : plan.why_not();
 }
 
+/// cuBLASLt's fast kernels need contiguous extents that are a multiple of this, and rows as well.
+constexpr std::int64_t kAlignedExtent = 8;
+constexpr std::int64_t kTileExtent = 128;  // suits the kernels' tiles
+
+/// Calls f with the product, or with parts of it, where the rows or columns of c are a contiguous extent that is not
+/// aligned, in aligned rows. On an H100, cuBLASLt 13.0 runs [50257, 9472] x [9472, 768], transposed, at 450 TFLOP/s
+/// and 50176 rows of it at 710, and [9472, 768] x [768, 50257] at 94.
+template <typename F>
+void in_aligned_parts(const Matmul& args, F&& f) {
+  const std::int64_t m = args.c.shape[0], n = args.c.shape[1];
+  const auto cut = [](std::int64_t extent, std::int64_t stride) {
+    return extent % kAlignedExtent == 0 || extent < 2 * kTileExtent || stride % kAlignedExtent != 0
+               ? 0
+               : extent / kTileExtent * kTileExtent;
+  };
+  const std::int64_t rows = args.transpose_a ? cut(m, args.a.strides[0]) : 0;
+  const std::int64_t columns = cut(n, args.c.strides[0]);
+  if (args.a.dtype != DType::BF16 || (rows == 0 && columns == 0)) return f(args);
+  const bool by_rows = rows > 0;
+  const std::int64_t at = by_rows ? rows : columns, end = by_rows ? m : n;
+  for (const auto& [begin, count] : {std::pair{std::int64_t{0}, at}, std::pair{at, end - at}}) {
+    Matmul part = args;
+    if (by_rows) {
+      part.a = args.a.narrow(1, begin, count);  // transposed
+      part.c = args.c.narrow(0, begin, count);
+    } else {
+      part.b = args.b.narrow(args.transpose_b ? 0 : 1, begin, count);
+      part.c = args.c.narrow(1, begin, count);
+      if (args.bias.defined()) part.bias = args.bias.narrow(0, begin, count);
+    }
+    in_aligned_parts(part, f);
+  }
+}
+
 /// Reason why GELU can't be fused for these arguments; empty if it can.
 std::string why_no_gelu(const MatmulPlans& plans, const Matmul& x) {
   if (!plans.why_no_epilogues().empty()) return plans.why_no_epilogues();
@@ -352,8 +386,10 @@ void matmul(Context& context, const Matmul& args) {
           "matmul: clearing the result");
     return;
   }
-  const std::string why_not = run(context, args);
-  require<Unsupported>(why_not.empty(), "matmul: {}", why_not);
+  in_aligned_parts(args, [&](const Matmul& part) {
+    const std::string why_not = run(context, part);
+    require<Unsupported>(why_not.empty(), "matmul: {}", why_not);
+  });
 }
 
 /// Notes in the backend which implementation runs, and why.

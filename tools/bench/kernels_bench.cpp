@@ -140,17 +140,20 @@ void products_with_epilogue(DeviceMeasure& bench, const DeviceShapes& s) {
   });
 }
 
-/// Head and cross entropy on a part of all rows; rows of logits are padded to 128 bytes.
+/// Head and cross entropy on a part of all rows, as linear_cross_entropy() computes them: logits and
+/// weight are padded to a multiple of 64 columns and rows, the weight's gradient is not.
 void head(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t c = s.width(), rows = s.logit_rows, v = s.vocab;
-  const auto logits = [&] { return bench.tensor({rows, s.vocab_row}).narrow(1, 0, v); };
+  const auto padded = [&] { return bench.tensor({rows, s.vocab_row}); };
+  const auto padded_weight = [&] { return bench.tensor({s.vocab_row, c}); };
+  const auto logits = [&] { return padded().narrow(1, 0, v); };
   const auto x = [&] { return bench.tensor({rows, c}); };
   const auto measure = [&](const char* what, const auto& prepare) {
     bench.measure_kernel(fmt::format("matmul head{} {} rows", what, rows), Bound::Arithmetic,
                          flops(rows, v, c), matmul, prepare);
   };
-  measure("", [&] { return Matmul{x(), bench.tensor({v, c}), logits(), false, true}; });
-  measure(" dx", [&] { return Matmul{logits(), bench.tensor({v, c}), x()}; });
+  measure("", [&] { return Matmul{x(), padded_weight(), padded(), false, true}; });
+  measure(" dx", [&] { return Matmul{padded(), padded_weight(), x()}; });
   measure(" dw", [&] {
     return Matmul{logits(), x(), bench.tensor({v, c}, DType::F32), true, false, true};
   });
