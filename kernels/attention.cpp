@@ -19,14 +19,19 @@ void plan(Context& context, const TensorView& q, const TensorView& k,
 }
 
 // Books cuDNN's workspace of a deterministic backward pass on Hopper, as plans of cuDNN 9.19 have it:
-// the gradient of scores, or of queries in f32, and a sum for each row of scores. With more than the
-// limit, tessera's own kernel runs.
+// the gradient of scores, or of queries in f32, and a sum for each row of scores. A batch that takes
+// more than the limit runs in slices; of a sequence that does, tessera's own kernel.
 void plan_library(Context& context, const AttentionBackward& args) {
   if (context.device().type != DeviceType::Meta || context.target().type != DeviceType::CUDA ||
       args.q.dtype != DType::BF16 || !args.variant.is_causal_only())
     return;
   const std::int64_t row = std::max(2 * args.k.shape[1], 4 * args.q.shape[3]) + 4;
-  const std::int64_t bytes = args.log_sum_exp.numel() * row;
+  const std::int64_t batch = args.q.shape[0];
+  const std::int64_t sequence_bytes = args.log_sum_exp.numel() / batch * row;
+  std::int64_t slice = batch;
+  while (slice > 1 && slice * sequence_bytes > cuda::kMostAttentionWorkspace)
+    slice = (slice + 1) / 2;
+  const std::int64_t bytes = slice * sequence_bytes;
   if (bytes <= cuda::kMostAttentionWorkspace) context.plan_library("cuDNN attention", bytes);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -16,22 +18,38 @@ struct LibraryPlan {
   std::string why_not = {};  ///< empty: usable
 };
 
-/// Allocates the scratch memory of a call. On failure it disables the plan for good, because each
-/// failing allocation synchronizes the device and trims its memory pool, and because a run should
-/// use one kernel per shape.
-/// @return false, with plan.why_not set, if the plan can't be used
-inline bool take_workspace(Context& context, LibraryPlan& plan, const char* owner,
-                           std::optional<Workspace>& into) {
-  if (!plan.why_not.empty()) return false;
-  try {
-    into.emplace(context, static_cast<std::size_t>(plan.workspace_bytes), owner);
-  } catch (const OutOfMemory&) {
-    plan.why_not =
-        fmt::format("there was no memory for its workspace of {}, and it is not tried again",
-                    format_bytes(plan.workspace_bytes));
-    return false;
+/// Allocates the scratch memory of calls that take `slice` of `batch` sequences each, and the last one
+/// the rest. Halves `slice` while the memory would be more than most_bytes, or is not there. The
+/// caller keeps the slice for the next call, because each failing allocation synchronizes the device
+/// and trims its memory pool.
+/// @param plan_of  const LibraryPlan& (std::int64_t sequences)
+/// @return empty, or why the library can't run
+template <typename PlanOf>
+std::string take_sliced_workspace(Context& context, const char* owner, std::int64_t batch,
+                                  std::int64_t most_bytes, PlanOf&& plan_of, std::int64_t& slice,
+                                  std::optional<Workspace>& into) {
+  while (true) {
+    std::int64_t bytes = 0;
+    for (const std::int64_t sequences : {slice, batch % slice}) {
+      if (sequences == 0) continue;
+      const LibraryPlan& plan = plan_of(sequences);
+      if (!plan.why_not.empty()) return plan.why_not;
+      bytes = std::max(bytes, plan.workspace_bytes);
+    }
+    std::string why_not;
+    if (bytes > most_bytes) {
+      why_not = fmt::format("its workspace would be {}", format_bytes(bytes));
+    } else {
+      try {
+        into.emplace(context, static_cast<std::size_t>(bytes), owner);
+        return {};
+      } catch (const OutOfMemory&) {
+        why_not = fmt::format("there was no memory for its workspace of {}", format_bytes(bytes));
+      }
+    }
+    if (slice == 1) return why_not;
+    slice = (slice + 1) / 2;
   }
-  return true;
 }
 
 }  // namespace tessera::kernels::cuda

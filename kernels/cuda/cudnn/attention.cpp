@@ -2,6 +2,7 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <map>
@@ -23,7 +24,8 @@ namespace {
 namespace fe = cudnn_frontend;
 using tessera::cuda::CudaBackend;
 
-enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kStats, kGradOut, kGradQ, kGradK, kGradV };
+// Key::windows has their windows in this order, but for kStats.
+enum Uid : std::int64_t { kQ = 1, kK, kV, kOut, kGradOut, kGradQ, kGradK, kGradV, kStats };
 
 /// Sizes and strides of a view in cuDNN's order, [B, H, T, D].
 struct Window {
@@ -151,18 +153,42 @@ class Attention final : public CudnnAttention {
     return {};
   }
 
-  std::string run(Context& context, const Key& key, std::unordered_map<std::int64_t, void*> data) {
-    auto found = plans_.find(key);
-    if (found == plans_.end()) found = plans_.emplace(key, make_plan(key)).first;
-    Plan& plan = found->second;
+  using Data = std::unordered_map<std::int64_t, void*>;
+
+  /// Runs the batch in slices whose workspaces fit.
+  std::string run(Context& context, const Key& key, const Data& data) {
+    const std::int64_t batch = key.windows[0].sizes[0];
+    const auto plan_of = [&](std::int64_t sequences) -> const Plan& {
+      Key part = key;
+      for (Window& window : part.windows) window.sizes[0] = sequences;
+      auto found = plans_.find(part);
+      if (found == plans_.end()) found = plans_.emplace(part, make_plan(part)).first;
+      return found->second;
+    };
+    std::int64_t& slice = slices_.try_emplace(key, batch).first->second;
     std::optional<Workspace> workspace;
-    if (!take_workspace(context, plan, "cuDNN attention", workspace)) {
-      plan.graph.reset();
-      return plan.why_not;
+    if (std::string why_not = take_sliced_workspace(
+            context, "cuDNN attention", batch, kMostAttentionWorkspace, plan_of, slice, workspace);
+        !why_not.empty())
+      return why_not;
+    for (std::int64_t begin = 0; begin < batch; begin += slice) {
+      Data part;
+      for (const auto& [uid, pointer] : data)
+        part[uid] = static_cast<std::byte*>(pointer) + begin * sequence_bytes(key, uid);
+      const Plan& plan = plan_of(std::min(slice, batch - begin));
+      fe::error_t status = plan.graph->execute(handle_, part, workspace->data());
+      require<CudaError>(status.is_good(), "cuDNN attention: {}", status.get_message());
     }
-    fe::error_t status = plan.graph->execute(handle_, data, workspace->data());
-    require<CudaError>(status.is_good(), "cuDNN attention: {}", status.get_message());
     return {};
+  }
+
+  /// Bytes between the sequences of a batch.
+  static std::int64_t sequence_bytes(const Key& key, std::int64_t uid) {
+    if (uid == kStats)
+      return statistics_window(key.windows[0]).strides[0] *
+             static_cast<std::int64_t>(sizeof(float));
+    return key.windows[static_cast<std::size_t>(uid - kQ)].strides[0] *
+           static_cast<std::int64_t>(dtype_size(DType::BF16));
   }
 
   Plan make_plan(const Key& key) {
@@ -209,9 +235,7 @@ class Attention final : public CudnnAttention {
       if (status.is_good()) status = graph->check_support(handle_);
       if (status.is_good()) status = graph->build_plans(handle_);
       if (status.is_good()) status = graph->get_workspace_size(plan.workspace_bytes);
-      if (status.is_good() && plan.workspace_bytes > kMostAttentionWorkspace)
-        plan.why_not = fmt::format("its workspace would be {}", format_bytes(plan.workspace_bytes));
-      else if (status.is_good())
+      if (status.is_good())
         plan.graph = std::move(graph);
       else
         plan.why_not = fmt::format("{} does not support it: {}", version(), status.get_message());
@@ -223,6 +247,7 @@ class Attention final : public CudnnAttention {
 
   cudnnHandle_t handle_ = nullptr;
   std::map<Key, Plan> plans_;
+  std::map<Key, std::int64_t> slices_;  // sequences per call, of a batch's key
 };
 
 }  // namespace
