@@ -11,32 +11,31 @@ usage() {
 usage: tools/gpu_check.sh [PART...] [options]
 
 Builds tessera, tests and measures it on the GPU, and writes a report, docs/gpu/DATE-GPU.md, and its data
-as JSON. Without a PART: all except prepare, in this order, in less than 10 minutes on 16 cores.
+as JSON. Without a PART: build, test, bench, nccl and sanitize, in less than 10 minutes on 16 cores.
 
-  prepare    on a machine with network access: fetches libraries and headers for the GPU machine into
-             --deps (packages of tools/setup.sh without the compiler, and cudnn-frontend), below 25 MiB
   build      the program, the CUDA backend and their tests
+  pack       BUILD.tar.gz, with all of build that the parts below need and the libraries of this system,
+             for a GPU machine without compiler or network: unpack it there in the sources, and run
+             'test bench nccl sanitize'
   test       kernels and whole training steps on the GPU
-  nccl       collectives over NCCL; runs of one and more ranks against the reference values
   bench      each kernel against the measured roofs; GPT-2 steps against PyTorch
+  nccl       collectives over NCCL; runs of one and more ranks against the reference values
   sanitize   kernel tests under compute-sanitizer: memcheck, racecheck, initcheck
   suite      all tests of tessera, with the GPU visible; failed tests again without it
 
-  --deps DIR     libraries and headers fetched by prepare (default .deps if it exists)
   --build DIR    build folder (default build/gpu-check), kept between runs
   --out DIR      folder for report, data and logs (default: report and data in docs/gpu, logs in
                  BUILD/gpu-check)
   --limit S      seconds for all parts together (default 570); steps beyond the limit are left out
   --sizes "S..." GPT-2 sizes of bench (default "124M 350M 1558M"); sizes above 350M run last, if
                  memory and time allow
-  --no-suite     leave out the part suite
   --commit REV   commit to name in the report, for sources without git
   --quick        tiny shapes, to test this script
   --help         this text
 
 A failed part does not stop the next. Parts that don't run keep their results from a report of the same
-commit, GPU and day. Needs nvcc, CMake 3.25, Ninja and python3, and PyTorch for the comparison. Does not
-change GPU settings.
+commit, GPU and day. Building needs nvcc, CMake 3.25 and Ninja, the comparison PyTorch in python3. Does
+not change GPU settings.
 
 Exit code 0 if everything passed; 1 if something failed, suite was requested and not completed, or there
 is no GPU; 2 on a wrong option.
@@ -44,14 +43,12 @@ EOF
 }
 
 parts=()
-deps=
 build=build/gpu-check
 out=
 limit=570
 sizes="124M 350M 1558M"
 commit=
 quick=
-no_suite=
 fail_usage() {
   echo "gpu_check: $1; see tools/gpu_check.sh --help" >&2
   exit 2
@@ -60,101 +57,29 @@ fail_usage() {
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 while [[ $# -gt 0 ]]; do
   case $1 in
-    prepare | build | test | nccl | bench | sanitize | suite) parts+=("$1") ;;
-    --deps | --build | --out | --limit | --sizes | --commit)
+    build | pack | test | bench | nccl | sanitize | suite) parts+=("$1") ;;
+    --build | --out | --limit | --sizes | --commit)
       [[ $# -gt 1 ]] || fail_usage "$1 needs a value"
       value=$2
       case $1 in
-        --deps | --build | --out) value=$(absolute "$2") ;;
+        --build | --out) value=$(absolute "$2") ;;
         --limit) [[ $2 =~ ^[1-9][0-9]*$ ]] || fail_usage "--limit needs a positive number of seconds" ;;
       esac
       printf -v "${1#--}" '%s' "$value"
       shift
       ;;
     --quick) quick=yes ;;
-    --no-suite) no_suite=yes ;;
     --help | -h) usage; exit 0 ;;
     *) fail_usage "unknown argument '$1'" ;;
   esac
   shift
 done
 wanted() { [[ " ${parts[*]} " == *" $1 "* ]]; }  # wanted PART: whether it was requested
-[[ ${#parts[@]} -gt 0 ]] || parts=(build test nccl bench sanitize suite)
-if [[ -n $no_suite ]]; then
-  for i in "${!parts[@]}"; do [[ ${parts[$i]} != suite ]] || unset "parts[$i]"; done
-  [[ ${#parts[@]} -gt 0 ]] || fail_usage "--no-suite leaves nothing to do"
-fi
+[[ ${#parts[@]} -gt 0 ]] || parts=(build test bench nccl sanitize)
 
 case $build in /*) ;; *) build=$root/$build ;; esac
-[[ -n $deps || ! -d .deps ]] || deps=$root/.deps
 deadline=$((SECONDS + limit))
 jobs=$(nproc)
-
-# --- prepare -------------------------------------------------------------------------------------
-
-# Packages installed on any machine with a compiler.
-everywhere='^(libc6.*|libc-.*|libgcc.*|libstdc\+\+.*|gcc-.*|linux-libc-dev|libcrypt.*|zlib1g|libnsl.*|libtirpc.*|.*krb5.*|libcom-err2|libkeyutils1|dpkg|tar)$'
-
-# needed_packages PACKAGE...: prints them and the shared libraries that they depend on.
-needed_packages() {
-  printf '%s\n' "$@"
-  apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-    --no-enhances --installed "$@" 2>/dev/null | grep -E '^lib(fmt|isal|zstd|pcre2|sentencepiece|utf8proc|protobuf-lite|ssl3|boost-context|boost1)' | grep -vE "$everywhere"
-}
-
-prepare() {
-  local into=${deps:-$root/.deps} stage packages headers
-  if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
-    echo "gpu_check: prepare needs a Debian or Ubuntu system" >&2
-    return 1
-  fi
-  tools/setup.sh || return 1  # the compiler lists the headers below
-  stage=$(mktemp -d) || return 1
-  # shellcheck disable=SC2064  # expand now
-  trap "rm -rf '$stage'" RETURN
-  mapfile -t packages < <(needed_packages libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev \
-    libisal-dev libzstd-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev libssl-dev libboost-context-dev doctest-dev | sort -u)
-  mkdir -p "$stage/deb" "$stage/all"
-  chmod 755 "$stage" && chmod 777 "$stage/deb"  # apt downloads as another user
-  echo "gpu_check: fetching ${packages[*]}"
-  (cd "$stage/deb" && apt-get download -q "${packages[@]}" </dev/null) || return 1
-  local deb
-  for deb in "$stage"/deb/*.deb; do dpkg -x "$deb" "$stage/all" || return 1; done
-
-  # Boost: keep only headers that a compiler opens.
-  headers=$(printf '#include <boost/context/fiber.hpp>\n' |
-    g++ -std=c++20 -x c++ -M - | grep -o '/usr/include/boost/[^ ]*') || return 1
-  local usr=$stage/all/usr header
-  mkdir -p "$stage/boost"
-  while read -r header; do
-    mkdir -p "$stage/boost/$(dirname "${header#/usr/include/}")"
-    cp "$usr/include/${header#/usr/include/}" "$stage/boost/${header#/usr/include/}" || return 1
-  done <<<"$headers"
-  cp -r "$usr/include/boost/config" "$usr/include/boost/predef" "$usr/include/boost/context" \
-    "$usr/include/boost/version.hpp" "$stage/boost/boost/" || return 1
-  rm -rf "$usr/include/boost" "$usr/share/doc" "$usr/share/man" "$usr/share/lintian" "$usr/share/bug" \
-    "$usr/include/eigen3/unsupported" "$stage/all/etc"
-  mv "$stage/boost/boost" "$usr/include/boost" || return 1
-  find "$usr" -name '*.a' -delete
-  # Only the system's compiler searches the architecture folder, which holds OpenSSL's configuration.
-  cp -r "$usr/include/$(uname -m)-linux-gnu/openssl/." "$usr/include/openssl/" || return 1
-  # Debian packages may install libraries to /lib.
-  if [[ -d $stage/all/lib ]]; then cp -a "$stage/all/lib/." "$usr/lib/" && rm -rf "$stage/all/lib"; fi
-
-  rm -rf "${into:?}/usr"
-  mkdir -p "$into"
-  mv "$usr" "$into/usr" || return 1
-  tools/setup.sh --cuda "$into" || return 1
-  local kib
-  kib=$(du -sk "$into" | cut -f1)
-  echo "gpu_check: $into holds $((kib / 1024)) MiB; name it with --deps on the GPU machine"
-  [[ $kib -le $((25 * 1024)) ]] || { echo "gpu_check: that is more than 25 MiB" >&2; return 1; }
-}
-
-if wanted prepare; then
-  prepare || exit 1
-  [[ ${#parts[@]} -gt 1 ]] || exit 0
-fi
 
 # --- the machine ---------------------------------------------------------------------------------
 
@@ -163,16 +88,20 @@ if ! command -v nvcc >/dev/null; then
     [[ -x $bin/nvcc ]] && PATH=$bin:$PATH && break
   done
 fi
-command -v nvcc >/dev/null || { echo "gpu_check: nvcc was not found; put it on the PATH" >&2; exit 1; }
+if ! command -v nvcc >/dev/null && wanted build; then
+  echo "gpu_check: nvcc was not found; put it on the PATH" >&2
+  exit 1
+fi
 gpu=
 if command -v nvidia-smi >/dev/null; then
   gpu=$(timeout 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)
 fi
 for part in "${parts[@]}"; do
-  [[ $part == build || $part == prepare || -n $gpu ]] ||
-    { echo "gpu_check: nvidia-smi shows no GPU here; only 'build' and 'prepare' work here" >&2; exit 1; }
+  [[ $part == build || $part == pack || -n $gpu ]] ||
+    { echo "gpu_check: nvidia-smi shows no GPU here; only 'build' and 'pack' work here" >&2; exit 1; }
 done
-cuda_root=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)
+cuda_root=/usr/local/cuda
+! command -v nvcc >/dev/null || cuda_root=$(cd "$(dirname "$(readlink -f "$(command -v nvcc)")")/.." && pwd)
 
 work=$build/gpu-check
 mkdir -p "$work/logs"
@@ -209,18 +138,14 @@ link_nvidia() {
 }
 link_nvidia
 # Not for PyTorch, which ships its own libraries.
-library_path=$links/lib:$cuda_root/lib64:$cuda_root/targets/$(uname -m)-linux/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-if [[ -n $deps ]]; then
-  # Exported, so that projects configured by tests find the packages, too.
-  export CMAKE_PREFIX_PATH=$deps/usr:$links${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH} CMAKE_POLICY_VERSION_MINIMUM=3.5
-  library_path=$deps/usr/lib:$deps/usr/lib/$(uname -m)-linux-gnu:$library_path
-fi
+library_path=$build/packed:$links/lib:$cuda_root/lib64:$cuda_root/targets/$(uname -m)-linux/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 with_libraries() { LD_LIBRARY_PATH=$library_path "$@"; }
 export -f with_libraries
 export library_path
 
 plugin=${TESSERA_CUDA_PLUGIN:-$build/bin/libtessera_cuda.so}
 export TESSERA_CUDA_PLUGIN=$plugin TESSERA_TEST_CUDA_PLUGIN=$plugin
+export TESSERA_TEST_SOURCES=$root TESSERA_TEST_BUILD=$build  # of tests that were built elsewhere
 
 # --- steps ---------------------------------------------------------------------------------------
 
@@ -273,13 +198,8 @@ write_report() {
 }
 
 configure() {
-  local prefix=$links
-  [[ -z $deps ]] || prefix="$deps/usr;$prefix"
-  local arguments=(-DTESSERA_BUILD_BENCH=ON -DTESSERA_WERROR=OFF "-DCMAKE_PREFIX_PATH=$prefix"
-    "-DCMAKE_CUDA_COMPILER=$(command -v nvcc)" -DCMAKE_POLICY_VERSION_MINIMUM=3.5)
-  [[ ! -d $deps/cudnn-frontend/include ]] ||
-    arguments+=("-DTESSERA_CUDNN_FRONTEND_DIR=$deps/cudnn-frontend/include")
-  cmake --preset release -B "$build" "${arguments[@]}"
+  cmake --preset release -B "$build" -DTESSERA_BUILD_BENCH=ON -DTESSERA_WERROR=OFF "-DCMAKE_PREFIX_PATH=$links" \
+    "-DCMAKE_CUDA_COMPILER=$(command -v nvcc)" -DCMAKE_POLICY_VERSION_MINIMUM=3.5
 }
 compile() { with_libraries ninja -C "$build" -k 0 -j "$jobs" "$@"; }
 # check_tests TARGET [doctest options]: line-buffered, so that the log of a hanging test is complete.
@@ -322,7 +242,7 @@ test_one() {
 # shellcheck disable=SC2016
 test_all() { printf '%s\n' "$@" | xargs -P 4 -I FILE bash -c 'test_one "$0"' FILE; }
 export -f configure compile check_tests within test_one test_all
-export build links deps jobs
+export build links jobs
 
 # bash_step NAME SECONDS FUNCTION ARGUMENT...: a step that calls a function of this file.
 bash_step() {
@@ -343,6 +263,31 @@ part_build() {
   else
     skip "attention by cuDNN" "no cuDNN, NVRTC or cudnn-frontend was found (tools/setup.sh --cuda)"
   fi
+}
+
+# Files of the build that the other parts need.
+packed_files=(bin/tessera bin/libtessera_{cuda,cudnn,nccl}.so tests/kernels/{kernels_test,cuda_backend_test} tests/e2e/golden_test
+  tests/comm/nccl_gpu_test tests/support/fiber/libtessera_cuda_fiber.so tools/bench/tessera_kernels_bench)
+# Libraries that a machine has with its C++ compiler, or with the NVIDIA driver and CUDA.
+everywhere='/(ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc[+][+]|gomp|cuda|cublas|cublasLt|cudnn|nccl|nvrtc|OpenCL)[.]so)'
+
+part_pack() {
+  local stage file library start=$SECONDS
+  stage=$(mktemp -d) || return
+  mkdir -p "$stage/packed"
+  for file in "${packed_files[@]}"; do
+    [[ -e $build/$file ]] || { skip "$file" "not built"; continue; }
+    mkdir -p "$(dirname "$stage/$file")" && strip -o "$stage/$file" "$build/$file"
+    while read -r library; do cp -L "$library" "$stage/packed/"; done < <(
+      ldd "$build/$file" | awk '$3 ~ "^/" { print $3 }' | grep -vE "$everywhere")
+  done
+  if tar czf "$build.tar.gz" -C "$stage" --transform "s,^[.],$(realpath --relative-to="$root" "$build")," .; then
+    note "$build.tar.gz" ok $((SECONDS - start)) - "$(du -h "$build.tar.gz" | cut -f1)"
+  else
+    failed=1
+    note "$build.tar.gz" failed $((SECONDS - start)) - ""
+  fi
+  rm -rf "$stage"
 }
 
 part_test() {
@@ -475,12 +420,8 @@ summary() {
     if [[ -n $suite_passed ]]; then
       echo "   the suite passed"
     else
-      echo "   the suite failed or was not completed, which counts as a failure (--no-suite leaves it out)"
+      echo "   the suite failed or was not completed, which counts as a failure"
     fi
-  elif [[ -n $no_suite ]]; then
-    echo "   the suite was left out by --no-suite"
-  else
-    echo "   the suite was not requested"
   fi
 }
 
@@ -488,13 +429,13 @@ python3 tools/bench/gpu_report.py "$work" --environment "$cuda_root" --commit "$
 environment=$!
 
 # Reserves time for later parts, but takes none from the build, which they need.
-order=(build test nccl bench sanitize suite)
-declare -A keeps=([test]=60 [nccl]=60 [bench]=150 [sanitize]=60 [suite]=250)
+order=(build pack test bench nccl sanitize suite)
+declare -A keeps=([test]=60 [bench]=200 [nccl]=60 [sanitize]=60 [suite]=250)
 for i in "${!order[@]}"; do
   part=${order[$i]}
   wanted "$part" || continue
   reserved=0
-  if [[ $part != build ]]; then
+  if [[ $part != build && $part != pack ]]; then
     for later in "${order[@]:i+1}"; do
       ! wanted "$later" || reserved=$((reserved + keeps[$later]))
     done
@@ -503,7 +444,7 @@ for i in "${!order[@]}"; do
     [[ $reserved -le $most ]] || reserved=$most
   fi
   echo "== $part"
-  if [[ $part == build || $part == suite || -e $plugin ]]; then
+  if [[ $part == build || $part == pack || $part == suite || -e $plugin ]]; then
     "part_$part"
   else
     failed=1

@@ -4,7 +4,8 @@
 
 namespace tessera::test {
 
-/// Absolute path of a file in the checkout, e.g. "tests/golden/gpt2-tiny".
+/// Absolute path of a file in the checkout, e.g. "tests/golden/gpt2-tiny". TESSERA_TEST_SOURCES names another
+/// checkout, and TESSERA_TEST_BUILD another build folder, for tests that run where they were not built.
 std::string source_path(const std::string& relative = {});
 
 /// Absolute path of a build output, e.g. "bin/tessera".

@@ -6,11 +6,12 @@
 Both run the same shapes (T=1024, random weights and tokens, forward, backward, clipping, AdamW). tessera is the complete trainer
 with precision bf16 (bf16 compute, float32 weights); a step includes reading the batch and copying it to the GPU, but no logging.
 PyTorch (gpt2_torch.py) is compiled, with fused AdamW, once with autocast (float32 weights) and once all in bf16, with tokens on
-the GPU. PyTorch computes a vocabulary padded to 50304 columns; tessera computes 50257 in rows of 50304; FLOPs count 50257 for both.
-Order: (1) tessera and PyTorch with float32 weights and all in bf16, alternating, at the largest micro-batch that fits both with
-float32 weights; (2) tessera with its own attention instead of cuDNN's, with GELU as a separate kernel, and with bias gradients
-fused into matrix products; (3) each at its own largest micro-batch if that is larger. Sizes above 350M run after the others. Sizes of
-which not even one sequence fits are left out with a message.
+the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many weights, tessera pads by itself. FLOPs count 50257 for
+both.
+Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
+(2) tessera with its own attention instead of cuDNN's, with GELU as a separate kernel, and with bias gradients fused into matrix
+products; (3) each at its own largest micro-batch. Sizes above 350M run after the others, one round each. Sizes of which not even one
+sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
 MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
@@ -25,12 +26,14 @@ PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A
 # Micro-batches to try, in descending order, and where to start on a GPU of 80 GiB.
 BATCHES = [384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]
 FIRST = {"tiny": (2, 2), "124M": (192, 96), "350M": (96, 48), "774M": (48, 24), "1558M": (16, 12)}  # tessera's, PyTorch's
+SAME = {"tiny": 2, "124M": 64, "350M": 32, "774M": 16, "1558M": 8}  # of both, on 80 GiB
+PADDED_VOCAB = 50304
 RUN_SECONDS = 240  # limit of one program
 FIRST_RUN_SECONDS = {"tessera": 10, "torch": 90}  # expected time of the first run; torch compiles
-# Mode: (program, precision). The first mode of each program determines the common micro-batch.
-MODES = {"tessera bf16": ("tessera", "bf16"), "torch bf16": ("torch", "bf16"), "torch bf16-true": ("torch", "bf16-true"),
-         "tessera, bf16 weights": ("tessera", "bf16-true")}
-PAIRS = [("tessera bf16", "torch bf16"), ("tessera bf16", "torch bf16-true"), ("tessera, bf16 weights", "torch bf16-true")]
+# Mode: (program, precision).
+MODES = {"tessera bf16": ("tessera", "bf16"), "torch bf16": ("torch", "bf16"), "tessera, bf16 weights": ("tessera", "bf16-true"),
+         "torch bf16-true": ("torch", "bf16-true")}
+PAIRS = [("tessera bf16", "torch bf16"), ("tessera, bf16 weights", "torch bf16-true")]
 # tessera with library features switched off or on: (environment, plugin that must exist).
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
@@ -106,7 +109,7 @@ class Bench:
         mode = ["--compile"] if self.o.compile else []
         ran = self.start(f"torch {size} {precision}",
                          [self.o.python, HERE / "gpt2_torch.py", "--size", size, "--batch", *batches, "--seq", self.o.seq, "--precision",
-                          precision, "--warmup", self.o.warmup, "--steps", steps, *mode])
+                          precision, "--warmup", self.o.warmup, "--steps", steps, "--vocab", PADDED_VOCAB, *mode])
         if ran.code != 0:
             if ran.code is not None and no_memory(ran.err):
                 return None
@@ -187,19 +190,27 @@ class Bench:
         return self.measured(mode, size, BATCHES[first(size, mode, self.o.gpu_gib):], 3)
 
     def rounds(self, modes, size, batch):
-        """Measures all modes at one micro-batch, alternating; drops a mode that fails."""
+        """Measures modes at one micro-batch, alternating; drops a mode that fails. False, without a row, if one does not fit."""
         rows, turns = {mode: [] for mode in modes}, list(modes)
         try:
-            for _ in range(self.o.rounds):
+            for _ in range(1 if size in LAST else self.o.rounds):
                 for mode in list(turns):
-                    if (result := self.measured(mode, size, [batch], self.o.steps)) is not None:
-                        rows[mode].append(result)
-                    else:
+                    try:
+                        result = self.run(mode, size, [batch], self.o.steps)
+                    except (Failed, OutOfTime) as failure:
+                        self.failed |= isinstance(failure, Failed)
+                        self.say(f"{mode} {size}: {failure}")
                         turns.remove(mode)
+                        continue
+                    if result is None:
+                        rows = {mode: [] for mode in modes}
+                        return False
+                    rows[mode].append(result)
         finally:  # also on SIGTERM
             for mode in modes:
                 if rows[mode]:
                     self.row(mode, size, rows[mode], "same micro-batch")
+        return True
 
     def largest(self, mode, size, fits, same):
         """Measures at the largest micro-batch that fits (at least `fits`) if it is larger than `same`."""
@@ -216,28 +227,24 @@ class Bench:
 
     def compare(self, sizes):
         """Makes all measurements of some sizes."""
-        main = [mode for mode in ("tessera bf16", "torch bf16") if self.o.torch or MODES[mode][0] == "tessera"]
-        fits, same = {}, {}
+        same = {}
         for size in sizes:
-            fits[size] = {mode: result["batch"] for mode in main if (result := self.fit(mode, size)) is not None}
-            if fits[size]:
-                same[size] = min(fits[size].values())
-                programs = {MODES[mode][0] for mode in fits[size]}
-                self.rounds([mode for mode, (program, _) in MODES.items() if mode in fits[size] or
-                             mode not in main and program in programs], size, same[size])
+            batch = max(1, SAME[size] * round(self.o.gpu_gib) // 80)
+            for pair in PAIRS:
+                modes = [mode for mode in pair if self.o.torch or MODES[mode][0] == "tessera"]
+                while not self.rounds(modes, size, batch) and batch > 1:
+                    batch //= 2
+            same[size] = batch
         for size, batch in same.items():
             for name, (variables, plugin) in VARIANTS.items():
-                if "tessera bf16" not in fits[size] or not os.path.exists(f"{self.o.build}/bin/{plugin}"):
+                if not os.path.exists(f"{self.o.build}/bin/{plugin}"):
                     continue
                 result = self.tried(f"{name} {size}", lambda: self.tessera(size, batch, self.o.steps, variables))
                 if result is not None:
                     self.row(name, size, [result], "same micro-batch")
         for size, batch in same.items():
-            for mode, fit in fits[size].items():
-                self.largest(mode, size, fit, batch)
-        for size, batch in same.items():
-            for mode in ("torch bf16-true", "tessera, bf16 weights"):
-                if (self.o.torch or MODES[mode][0] == "tessera") and (result := self.fit(mode, size)) is not None:
+            for mode, (program, _) in MODES.items():
+                if (self.o.torch or program == "tessera") and (result := self.fit(mode, size)) is not None:
                     self.largest(mode, size, result["batch"], batch)
 
 

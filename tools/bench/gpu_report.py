@@ -9,7 +9,7 @@ measured. Parts without results in WORK keep the results of an earlier report of
 """
 import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tarfile
 
-PARTS = ["build", "test", "nccl", "bench", "sanitize", "suite"]
+PARTS = ["build", "pack", "test", "bench", "nccl", "sanitize", "suite"]
 TAIL = 25  # lines shown of a failed step's log: from the first error, and the end
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
 
@@ -236,7 +236,7 @@ def markdown(report):
     lines += table(["part", "step", "result", "seconds", "counted"],
                    [(s["part"], s["name"], s["result"], s["seconds"], s["counted"]) for s in report["steps"] if s["result"] != "skipped"])
     lines += ["", suite(report)]
-    never = [part for part in PARTS if part not in {s["part"] for s in report["steps"]}]
+    never = [part for part in PARTS if part not in {"build", "pack", *(s["part"] for s in report["steps"])}]
     if skipped or never:
         lines += ["", "Left out:", ""]
         lines += [f"- {s['part']}, {s['name']}: {s['why']}" for s in skipped]
