@@ -10,8 +10,8 @@ the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many 
 both.
 Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
 (2) tessera with its own attention instead of cuDNN's, with GELU as a separate kernel, and with bias gradients fused into matrix
-products; (3) each at its own largest micro-batch. Sizes above 350M run after the others, one round each. Sizes of which not even one
-sequence fits are left out with a message.
+products; (3) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round with float32 weights.
+Sizes of which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
 MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
@@ -38,7 +38,7 @@ PAIRS = [("tessera bf16", "torch bf16"), ("tessera, bf16 weights", "torch bf16-t
 VARIANTS = {"tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so"),
             "tessera, bias gradients within products": ({"TESSERA_BIAS_EPILOGUE": "1"}, "libtessera_cuda.so")}
-LAST = ["774M", "1558M"]  # sizes that run after the others
+LAST = ["774M", "1558M"]  # sizes that run after the others, in less detail
 
 
 class OutOfTime(Exception):
@@ -226,11 +226,11 @@ class Bench:
                 self.row(mode, size, [result], "largest that fits")
 
     def compare(self, sizes):
-        """Makes all measurements of some sizes."""
+        """Makes all measurements of some sizes, the large ones last."""
         same = {}
-        for size in sizes:
+        for size in sorted(sizes, key=LAST.__contains__):
             batch = max(1, SAME[size] * round(self.o.gpu_gib) // 80)
-            for pair in PAIRS:
+            for pair in PAIRS[:1] if size in LAST else PAIRS:
                 modes = [mode for mode in pair if self.o.torch or MODES[mode][0] == "tessera"]
                 while not self.rounds(modes, size, batch) and batch > 1:
                     batch //= 2
@@ -286,9 +286,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(o, folder)
         try:
-            bench.compare([size for size in o.sizes if size not in LAST])
-            for size in LAST:
-                bench.compare([size] if size in o.sizes else [])
+            bench.compare(o.sizes)
         finally:
             bench.save()
     return 0 if bench.results and not bench.failed else 1
