@@ -307,6 +307,10 @@ part_test() {
   if program tests/e2e/golden_test; then
     bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test
   fi
+  if program bin/tessera && [[ -z $quick ]]; then
+    step "families and settings against the CPU" 120 python3 tools/bench/gpu_models.py "$build" --library-path "$library_path" \
+      --json "$work/models.json"
+  fi
   if [[ -e $build/bin/libtessera_cudnn.so && -x $build/tests/kernels/kernels_test ]]; then
     # The tests above use cuDNN where possible; these use tessera's own attention.
     TESSERA_TEST_CUDA_ONLY=1 TESSERA_ATTENTION=own bash_step "own attention on the GPU" 60 \

@@ -11,7 +11,9 @@ import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tar
 
 PARTS = ["build", "pack", "test", "bench", "nccl", "sanitize", "suite"]
 TAIL = 25  # lines shown of a failed step's log: from the first error, and the end
-FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json"}
+FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json",
+           "models": "models.json"}
+PART_OF = {"ranks": "nccl", "models": "test"}  # the part of a figure; others: bench
 
 
 def ask(*command, timeout=60):
@@ -285,6 +287,11 @@ def markdown(report):
     if own:
         lines += ["", "tessera's own attention, where the table above is of cuDNN's:", ""]
         lines += kernel_table(own, lambda kernel: kernel["share_of_roof"])
+    models = figures.get("models")
+    if models:
+        lines += ["", "## Families and settings", "",
+                  "`tools/bench/gpu_models.py`: the largest relative differences of loss and gradient norm from the same steps on the CPU "
+                  "in fp32.", "", "```", *models, "```"]
     ranks = figures.get("ranks")
     if ranks:
         lines += ["", "## Runs of one or more ranks", "",
@@ -321,7 +328,7 @@ def report(work, o):
         kept = [step for step in earlier["steps"] if step["part"] not in ran]
         result["steps"] += kept
         for key, value in earlier["figures"].items():
-            if ("nccl" if key == "ranks" else "bench") in {step["part"] for step in kept}:
+            if PART_OF.get(key, "bench") in {step["part"] for step in kept}:
                 result["figures"].setdefault(key, value)
         result["environment"] = env or earlier["environment"]
         break
