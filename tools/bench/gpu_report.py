@@ -89,16 +89,18 @@ def counted(text):
     ctest = re.search(r"\d+% tests passed, \d+ tests failed out of \d+", text)
     if ctest:
         return ctest.group(0)
+    files = re.findall(r"^== (\w+check): (\w+)_test\.cpp: exit code (\d+)", text, re.M)
+    if files:
+        stopped = [name for _, name, code in files if code in ("124", "137")]
+        bad = [f"{name} ({code})" for _, name, code in files if code not in ("0", "124", "137")]
+        return f"{len(files)} files, " + (f"{len(files) - len(bad) - len(stopped)} clean" if bad or stopped else "all clean") + \
+            (f"; not finished in time: {', '.join(stopped)}" if stopped else "") + (f"; not clean: {', '.join(bad)}" if bad else "")
     cases = re.findall(r"\[doctest\] test cases:\s*(\d+)\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed", text)
     if cases:
         total, passed, failed = (sum(int(c[i]) for c in cases) for i in range(3))
         ended = re.findall(r"^== kernels: (\w+)_test\.cpp: exit code (\d+)", text, re.M)
         bad = [f"{name} ({code})" for name, code in ended if code != "0"]
         return f"{total} test cases, {passed} passed, {failed} failed" + (f"; not passed: {', '.join(bad)}" if bad else "")
-    files = re.findall(r"^== (\w+check): (\w+)_test\.cpp: exit code (\d+)", text, re.M)
-    if files:
-        bad = [f"{name} ({code})" for _, name, code in files if code != "0"]
-        return f"{len(files)} files" + (f"; not clean: {', '.join(bad)}" if bad else ", all clean")
     return ""
 
 
