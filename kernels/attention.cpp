@@ -29,10 +29,10 @@ void plan_library(Context& context, const AttentionBackward& args) {
   const std::int64_t batch = args.q.shape[0];
   const std::int64_t sequence_bytes = args.log_sum_exp.numel() / batch * row;
   std::int64_t slice = batch;
-  while (slice > 1 && slice * sequence_bytes > cuda::kMostAttentionWorkspace)
+  while (slice > 1 && !cuda::attention_workspace_fits(slice * sequence_bytes, slice))
     slice = (slice + 1) / 2;
   const std::int64_t bytes = slice * sequence_bytes;
-  if (bytes <= cuda::kMostAttentionWorkspace) context.plan_library("cuDNN attention", bytes);
+  if (cuda::attention_workspace_fits(bytes, slice)) context.plan_library("cuDNN attention", bytes);
 }
 
 }  // namespace

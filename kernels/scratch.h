@@ -43,10 +43,14 @@ std::size_t scratch_bytes(const DeviceLimits& gpu, const Total& args);
 
 /// Most bytes of a cuBLASLt workspace, as NVIDIA advises for Hopper.
 inline constexpr std::int64_t kMostMatmulWorkspace = std::int64_t{32} << 20;
-/// Most bytes of a cuDNN attention workspace. A deterministic backward may need memory quadratic in
-/// tokens, so that a batch runs in slices. On an H100, GPT-2 124M at B=64 takes 1.5 GiB at once: slices
-/// below 1 GiB cost nothing, below 512 MiB 1.3 ms of a step.
-inline constexpr std::int64_t kMostAttentionWorkspace = std::int64_t{1} << 30;
+/// Most bytes of a cuDNN attention workspace for one sequence, and for a slice of a batch. A deterministic
+/// backward may need memory quadratic in tokens: 1 GiB and 512 KiB for 32 heads of 4096. On an H100, slices
+/// below 1 GiB cost no time, below 512 MiB 1.3 of 217 ms of a step of GPT-2 124M at B=64.
+inline constexpr std::int64_t kMostAttentionWorkspace = std::int64_t{2} << 30;
+inline constexpr std::int64_t kMostSlicedAttentionWorkspace = std::int64_t{5} << 28;
+inline bool attention_workspace_fits(std::int64_t bytes, std::int64_t sequences) {
+  return bytes <= (sequences == 1 ? kMostAttentionWorkspace : kMostSlicedAttentionWorkspace);
+}
 /// Minimum alignment in bytes of a bias that cuBLASLt reads in place.
 inline constexpr std::uint32_t kEpilogueAlignment = 16;
 

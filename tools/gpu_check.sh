@@ -23,7 +23,7 @@ as JSON. Without a PART: build, test, bench, nccl and sanitize, in less than 10 
   sanitize   kernel tests under compute-sanitizer: memcheck, racecheck, initcheck
   suite      all tests of tessera, with the GPU visible; failed tests again without it
 
-  --build DIR    build folder (default build/gpu-check), kept between runs
+  --build DIR    build folder (default build/gpu-check), kept between runs; for pack in the sources
   --out DIR      folder for report, data and logs (default: report and data in docs/gpu, logs in
                  BUILD/gpu-check)
   --limit S      seconds for all parts together (default 570); steps beyond the limit are left out
@@ -105,7 +105,7 @@ cuda_root=/usr/local/cuda
 
 work=$build/gpu-check
 mkdir -p "$work/logs"
-rm -f "$work"/logs/* "$work"/*.json "$work"/*.jsonl
+rm -f "$work"/logs/* "$work"/*.json "$work"/*.jsonl "$work"/clean-*
 : >"$work/steps.tsv"
 [[ -n $commit ]] || commit=$(git rev-parse --short=12 HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo "+")
 [[ $commit != + ]] || commit=unknown
@@ -272,22 +272,36 @@ packed_files=(bin/tessera bin/libtessera_{cuda,cudnn,nccl}.so tests/kernels/{ker
 everywhere='/(ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc[+][+]|gomp|cuda|cublas|cublasLt|cudnn|nccl|nvrtc|OpenCL)[.]so)'
 
 part_pack() {
-  local stage file library start=$SECONDS
-  stage=$(mktemp -d) || return
-  mkdir -p "$stage/packed"
-  for file in "${packed_files[@]}"; do
-    [[ -e $build/$file ]] || { skip "$file" "not built"; continue; }
-    mkdir -p "$(dirname "$stage/$file")" && strip -o "$stage/$file" "$build/$file"
-    while read -r library; do cp -L "$library" "$stage/packed/"; done < <(
-      ldd "$build/$file" | awk '$3 ~ "^/" { print $3 }' | grep -vE "$everywhere")
-  done
-  if tar czf "$build.tar.gz" -C "$stage" --transform "s,^[.],$(realpath --relative-to="$root" "$build")," .; then
-    note "$build.tar.gz" ok $((SECONDS - start)) - "$(du -h "$build.tar.gz" | cut -f1)"
+  local start=$SECONDS log=pack.log rc
+  (set -e; pack) >"$work/logs/$log" 2>&1  # in a condition, set -e would have no effect
+  rc=$?
+  if [[ $rc -eq 0 ]]; then
+    note "$build.tar.gz" ok $((SECONDS - start)) "$log" "$(du -h "$build.tar.gz" | cut -f1)"
   else
     failed=1
-    note "$build.tar.gz" failed $((SECONDS - start)) - ""
+    note "$build.tar.gz" failed $((SECONDS - start)) "$log" "$(tail -1 "$work/logs/$log")"
   fi
-  rm -rf "$stage"
+}
+pack() {
+  local folder stage file library libraries
+  folder=$(realpath --relative-to="$root" "$build")
+  [[ $folder != ../* ]] || { echo "the build folder must be inside the sources"; return 1; }
+  stage=$(mktemp -d)
+  # shellcheck disable=SC2064  # expand now
+  trap "rm -rf '$stage'" EXIT
+  chmod 755 "$stage"
+  mkdir -p "$stage/packed"
+  for file in "${packed_files[@]}"; do
+    # Plugins are built where their libraries are found.
+    [[ -e $build/$file || $file != */libtessera_* ]] || continue
+    mkdir -p "$(dirname "$stage/$file")"
+    strip -o "$stage/$file" "$build/$file"
+    libraries=$(ldd "$build/$file")
+    while read -r library; do
+      [[ $library =~ $everywhere ]] || cp -L "$library" "$stage/packed/"
+    done < <(awk '$3 ~ "^/" { print $3 }' <<<"$libraries")
+  done
+  tar czf "$build.tar.gz" -C "$stage" --transform "s,^[.],$folder," .
 }
 
 part_test() {
@@ -366,6 +380,7 @@ sanitize_one() {
     --print-limit 20 "$build/tests/kernels/kernels_test" --duration=true --source-file="*/$2" >"$work/logs/sanitize-$1-$2.log" 2>&1
   local rc=$?
   echo "== $1: $2: exit code $rc"
+  [[ $rc -ne 0 ]] || touch "$work/clean-$1"
   if [[ $rc -eq 124 || $rc -eq 137 ]]; then
     tail -3 "$work/logs/sanitize-$1-$2.log"  # shows the slow or hanging test
     # racecheck slows kernels down by 100 and more: without a finding, its time limit is no failure.
@@ -379,7 +394,7 @@ sanitize_all() {
   local tool=$1
   shift
   # shellcheck disable=SC2016
-  printf '%s\n' "$@" | xargs -P $# -I FILE bash -c 'sanitize_one "$0" "$1"' "$tool" FILE
+  printf '%s\n' "$@" | xargs -P $# -I FILE bash -c 'sanitize_one "$0" "$1"' "$tool" FILE && [[ -e $work/clean-$tool ]]
 }
 export -f sanitize_one sanitize_all
 export work

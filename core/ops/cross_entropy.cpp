@@ -20,7 +20,7 @@ constexpr std::int64_t kRowsWorthSplitting = 64;
 // Rows of logits are padded to a multiple of this, because tensor cores need 128-byte alignment.
 constexpr std::int64_t kRowStep = 64;
 
-// Chunks on a GPU are a multiple of this, so that tiles of products are full.
+// Large chunks on a GPU are a multiple of this, so that tiles of products are full.
 constexpr std::int64_t kTileRows = 256;
 
 // Maximum bytes of logits at a time. Each chunk reads and writes the whole gradient of the weight,
@@ -40,7 +40,8 @@ std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device
   most = std::min(most, (rows + parts - 1) / parts);
   const std::int64_t chunks = (rows + most - 1) / most;
   const std::int64_t even = (rows + chunks - 1) / chunks;
-  const std::int64_t step = device.type == DeviceType::CUDA && even >= kTileRows ? kTileRows : 1;
+  const std::int64_t step =
+      device.type == DeviceType::CUDA && even >= 8 * kTileRows ? kTileRows : 1;
   return std::min((even + step - 1) / step * step, rows);
 }
 

@@ -19,16 +19,17 @@ struct LibraryPlan {
 };
 
 /// Allocates the scratch memory of calls that take `slice` of `batch` sequences each, and the last one
-/// the rest. Halves `slice` while the memory would be more than most_bytes, or is not there. The
-/// caller keeps the slice for the next call, because each failing allocation synchronizes the device
-/// and trims its memory pool.
+/// the rest. Halves `slice` while the memory does not fit, or is not there. The caller keeps the slice for
+/// later calls, because each failing allocation synchronizes the device and trims its memory pool, and
+/// because a run should use one kernel per shape: 0, without memory for one sequence, is final.
 /// @param plan_of  const LibraryPlan& (std::int64_t sequences)
+/// @param fits  whether so many bytes are allowed: bool (std::int64_t bytes, std::int64_t sequences)
 /// @return empty, or why the library can't run
-template <typename PlanOf>
+template <typename PlanOf, typename Fits>
 std::string take_sliced_workspace(Context& context, const char* owner, std::int64_t batch,
-                                  std::int64_t most_bytes, PlanOf&& plan_of, std::int64_t& slice,
+                                  PlanOf&& plan_of, Fits&& fits, std::int64_t& slice,
                                   std::optional<Workspace>& into) {
-  while (true) {
+  while (slice > 0) {
     std::int64_t bytes = 0;
     for (const std::int64_t sequences : {slice, batch % slice}) {
       if (sequences == 0) continue;
@@ -36,20 +37,19 @@ std::string take_sliced_workspace(Context& context, const char* owner, std::int6
       if (!plan.why_not.empty()) return plan.why_not;
       bytes = std::max(bytes, plan.workspace_bytes);
     }
-    std::string why_not;
-    if (bytes > most_bytes) {
-      why_not = fmt::format("its workspace would be {}", format_bytes(bytes));
-    } else {
+    const bool allowed = fits(bytes, slice);
+    if (!allowed && slice == 1)
+      return fmt::format("its workspace would be {}", format_bytes(bytes));
+    if (allowed) {
       try {
         into.emplace(context, static_cast<std::size_t>(bytes), owner);
         return {};
-      } catch (const OutOfMemory&) {
-        why_not = fmt::format("there was no memory for its workspace of {}", format_bytes(bytes));
+      } catch (const OutOfMemory&) {  // with a smaller slice, or not at all
       }
     }
-    if (slice == 1) return why_not;
-    slice = (slice + 1) / 2;
+    slice = slice == 1 ? 0 : (slice + 1) / 2;
   }
+  return "there was no memory for its workspace, and it is not tried again";
 }
 
 }  // namespace tessera::kernels::cuda

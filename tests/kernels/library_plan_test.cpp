@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/base/memory.h"
+#include "kernels/scratch.h"
 #include "tests/kernels/kernel_support.h"
 #include "tests/support/paths.h"
 
@@ -29,43 +30,60 @@ class Plans {
   LibraryPlan plan_;
 };
 
-TEST_CASE("a batch is halved until its workspace is within the limit") {
+/// Allows `bytes` for any number of sequences.
+auto at_most(std::int64_t bytes) {
+  return [=](std::int64_t wanted, std::int64_t) { return wanted <= bytes; };
+}
+
+TEST_CASE("a batch is halved until its workspace is allowed") {
   const auto context = Context::create();
   Plans plans;
   std::optional<Workspace> workspace;
   std::int64_t slice = 11;
-  CHECK(take_sliced_workspace(*context, "library", 11, 4 * kMiB, plans, slice, workspace) == "");
+  const auto take = [&](std::int64_t batch, std::int64_t most) {
+    return take_sliced_workspace(*context, "library", batch, plans, at_most(most), slice,
+                                 workspace);
+  };
+  CHECK(take(11, 4 * kMiB) == "");
   CHECK(slice == 3);
   CHECK(plans.asked == std::vector<std::int64_t>{11, 6, 5, 3, 2});  // slices, and rests
   CHECK(context->ledger().usage(MemoryCategory::Workspace).current == 3 * kMiB);
   workspace.reset();
 
   slice = 2;
-  CHECK(take_sliced_workspace(*context, "library", 2, kMiB / 2, plans, slice, workspace) ==
-        "its workspace would be 1.00 MiB");
+  CHECK(take(2, kMiB / 2) == "its workspace would be 1.00 MiB");
+  CHECK(slice == 1);
   CHECK_FALSE(workspace.has_value());
 }
 
-TEST_CASE("without memory a batch is halved, and a later call may have the memory") {
+TEST_CASE("one sequence may take more than a slice") {
+  constexpr std::int64_t kMore = kernels::cuda::kMostSlicedAttentionWorkspace + 1;
+  CHECK(kernels::cuda::attention_workspace_fits(kMore, 1));
+  CHECK_FALSE(kernels::cuda::attention_workspace_fits(kMore, 2));
+}
+
+TEST_CASE(
+    "without memory a batch is halved, and without memory for a sequence the plan is disabled") {
   if (gpu_only()) return;
   REQUIRE(::setenv("TESSERA_FIBER_MEMORY", "6000000", 1) == 0);
   with_plugin(fiber_plugin(), [](Context& context) {
     Plans plans;
-    std::optional<Workspace> workspace;
-    std::int64_t slice = 16;
-    CHECK(take_sliced_workspace(context, "library", 16, 64 * kMiB, plans, slice, workspace) == "");
+    std::optional<Workspace> workspace, second, third;
+    std::int64_t slice = 16, one = 1;
+    const auto take = [&](std::int64_t batch, std::int64_t& of, std::optional<Workspace>& into) {
+      return take_sliced_workspace(context, "library", batch, plans, at_most(64 * kMiB), of, into);
+    };
+    CHECK(take(16, slice, workspace) == "");
     CHECK(slice == 4);
     CHECK(workspace->data() != nullptr);
 
     // The workspace above leaves 1.7 MB.
-    std::optional<Workspace> second, third;
-    std::int64_t one = 1;
-    CHECK(take_sliced_workspace(context, "library", 1, 64 * kMiB, plans, one, second) == "");
-    CHECK(take_sliced_workspace(context, "library", 1, 64 * kMiB, plans, one, third) ==
-          "there was no memory for its workspace of 1.00 MiB");
-    CHECK_FALSE(third.has_value());
+    CHECK(take(1, one, second) == "");
+    const std::string never = "there was no memory for its workspace, and it is not tried again";
+    CHECK(take(1, one, third) == never);
     workspace.reset();
-    CHECK(take_sliced_workspace(context, "library", 1, 64 * kMiB, plans, one, third) == "");
+    CHECK(take(1, one, third) == never);
+    CHECK_FALSE(third.has_value());
   });
   REQUIRE(::unsetenv("TESSERA_FIBER_MEMORY") == 0);
 }
@@ -76,7 +94,7 @@ TEST_CASE("a plan that can't run allocates no memory") {
   std::optional<Workspace> workspace;
   std::int64_t slice = 1;
   const auto plan_of = [&](std::int64_t) -> const LibraryPlan& { return plan; };
-  CHECK(take_sliced_workspace(*context, "library", 1, kMiB, plan_of, slice, workspace) ==
+  CHECK(take_sliced_workspace(*context, "library", 1, plan_of, at_most(kMiB), slice, workspace) ==
         "the dtype is f32");
   CHECK_FALSE(workspace.has_value());
 }

@@ -136,7 +136,7 @@ void check_case(const Case& c) {
   const auto check_gpu = [&](const Matrix& got) {
     const double truncated =
         c.dtype == DType::BF16 ? std::ldexp(static_cast<double>(c.k) / 16, -23) : 0.0;
-    const bool twice = rounded == DType::BF16 && (c.bias || c.accumulate);
+    const bool twice = rounded == DType::BF16 && (c.bias || c.accumulate) && (c.n + c.gap) % 8 != 0;
     check_close(got.values(), expected, tolerance(rounded) * (twice ? 2 : 1) + truncated,
                 twice ? 4.0 : terms);
   };
@@ -190,6 +190,13 @@ TEST_CASE("matmul respects strided rows and adds a bias once") {
       for (const bool accumulate : {false, true})
         check_case({31, 33, 257, types.operand, types.result, transposed, !transposed, accumulate,
                     true, 5});
+}
+
+TEST_CASE("rows that are not aligned, in aligned rows of a transposed operand") {
+  for (const Types& types : kTypes)
+    for (const bool accumulate : {false, true})
+      for (const bool bias : {false, true})
+        check_case({257, 33, 301, types.operand, types.result, true, false, accumulate, bias, 7});
 }
 
 TEST_CASE("large products, which oneDNN computes where it is found, match float64") {
@@ -323,10 +330,10 @@ class Layer {
 /// Checks that all bits are equal; reports the first element that differs.
 void check_equal(const Buffer& got, const Buffer& want) {
   const auto got_values = got.values(), want_values = want.values();
-  const auto [g, w] = std::mismatch(got_values.begin(), got_values.end(), want_values.begin());
-  CAPTURE(g - got_values.begin());
-  CAPTURE(g == got_values.end() ? 0.0 : *g);
-  CAPTURE(w == want_values.end() ? 0.0 : *w);
+  const auto differs = std::mismatch(got_values.begin(), got_values.end(), want_values.begin());
+  CAPTURE(differs.first - got_values.begin());
+  CAPTURE(differs.first == got_values.end() ? 0.0 : *differs.first);
+  CAPTURE(differs.first == got_values.end() ? 0.0 : *differs.second);
   CHECK(got.bytes() == want.bytes());
 }
 

@@ -127,8 +127,12 @@ def kill_group(process):
         pass
 
 
+RUNNING = set()  # programs of run()
+
+
 def run(command, deadline=3600.0, env=None, gpu=False):
-    """Runs a program; kills it and its children at the deadline (seconds)."""
+    """Runs a program; kills it and its children at the deadline (seconds). May be called in threads; then SIGTERM kills no programs
+    by itself, and the caller must: for process in RUNNING: kill_group(process)."""
     result, watch = Ran(), GpuMemory()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         if gpu:
@@ -136,6 +140,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
         start = time.monotonic()
         process = subprocess.Popen(list(map(str, command)), env=env, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
                                    start_new_session=True)
+        RUNNING.add(process)
         killed = threading.Event()
 
         def kill():
@@ -148,6 +153,7 @@ def run(command, deadline=3600.0, env=None, gpu=False):
             _, status, usage = os.wait4(process.pid, 0)
         finally:  # also kills leftover child processes
             timer.cancel()
+            RUNNING.discard(process)
             kill_group(process)
             if gpu:
                 watch.__exit__()

@@ -229,12 +229,14 @@ class Bench:
         """Makes all measurements of some sizes, the large ones last."""
         same = {}
         for size in sorted(sizes, key=LAST.__contains__):
-            batch = max(1, SAME[size] * round(self.o.gpu_gib) // 80)
             for pair in PAIRS[:1] if size in LAST else PAIRS:
                 modes = [mode for mode in pair if self.o.torch or MODES[mode][0] == "tessera"]
-                while not self.rounds(modes, size, batch) and batch > 1:
-                    batch //= 2
-            same[size] = batch
+                most = same.get(size, max(1, SAME[size] * self.o.gpu_gib / 79))
+                batch = next((b for b in BATCHES if b <= most and self.rounds(modes, size, b)), None)
+                if batch is None:
+                    self.say(f"{size}: not one sequence fits {' and '.join(modes)}")
+                    break
+                same.setdefault(size, batch)
         for size, batch in same.items():
             for name, (variables, plugin) in VARIANTS.items():
                 if not os.path.exists(f"{self.o.build}/bin/{plugin}"):

@@ -10,7 +10,7 @@ Exit code 1 if one is above its bound or a run fails.
 import json, os, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-from common import metrics, run, start_benchmark, train_command, write_tokens
+from common import RUNNING, kill_group, metrics, run, start_benchmark, train_command, write_tokens
 
 BOUNDS = {"fp32": (1e-5, 1e-4), "bf16": (1e-3, 1e-2)}  # of loss and gradient norm
 FAMILIES = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "olmo3", "smollm3", "mixtral",
@@ -70,8 +70,9 @@ class Check:
                 self.failed = True
                 text += f" {precision}: {got}"
                 continue
-            worst = [max(abs(g[i] - e[i]) / abs(e[i]) for g, e in zip(got, expected)) for i in (0, 1)]
-            good = all(value <= bound for value, bound in zip(worst, bounds))  # false for a NaN
+            off = [[abs(g[i] - e[i]) / abs(e[i]) for g, e in zip(got, expected)] for i in (0, 1)]
+            worst = [max(values) for values in off]
+            good = all(value <= bound for values, bound in zip(off, bounds) for value in values)  # false for a NaN
             self.failed |= not good
             text += f" {precision} {worst[0]:>8.1e} {worst[1]:>8.1e} {'' if good else 'WRONG':<5}"
         return text
@@ -82,12 +83,19 @@ class Check:
 
     def compare(self):
         names = lambda table: [(name, value) for name, value in table.items() if self.o.only in name]
-        with ThreadPoolExecutor(self.o.workers) as pool:
+        if not names(SETTINGS) + names(SHARDED):
+            sys.exit(f"nothing is named like '{self.o.only}'")
+        pool = ThreadPoolExecutor(self.o.workers)
+        try:
             for line in pool.map(self.setting, names(SETTINGS)):
                 self.say(line)
             expected = self.train("cpu", "fp32", {})
             for line in pool.map(lambda item: self.row(item[0], expected, *item[1]), names(SHARDED)):
                 self.say(line)
+        finally:  # also on SIGTERM
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(RUNNING):
+                kill_group(process)
         if self.o.only:
             return
         model = f"{self.folder}/model"
@@ -99,8 +107,12 @@ class Check:
             said = []
             for device in ("cpu", self.o.device):
                 ran = run([f"{self.o.build}/bin/tessera", command, model, *arguments, "--device", device], 60, env=self.env)
-                said.append(ran.out if ran.code == 0 else f"ended with {ran.code}: {ran.err[-400:]}")
-            if command == "eval":
+                said.append(ran.out if ran.code == 0 else None)
+                if ran.code != 0:
+                    self.say(f"{command} on {device} ended with {ran.code}: {' '.join(ran.err[-400:].split())}")
+            if None in said:
+                good, text = False, ""
+            elif command == "eval":
                 loss = [json.loads(text)["loss"] for text in said]
                 good, text = abs(loss[1] - loss[0]) <= 1e-5 * loss[0], f"{loss[1]:.6f}, on the CPU {loss[0]:.6f}"
             else:

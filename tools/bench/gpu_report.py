@@ -43,7 +43,6 @@ def header_version(headers, prefix, names):
 
 
 def environment(work, cuda_root):
-    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, timeout=60).stdout
     includes = [work / "nvidia" / "include", pathlib.Path(cuda_root) / "include", *pathlib.Path(cuda_root).glob("targets/*/include"),
                 pathlib.Path("/usr/include")]
     memory = re.search(r"MemTotal:\s+(\d+) kB", open("/proc/meminfo").read())
@@ -59,7 +58,7 @@ def environment(work, cuda_root):
         "power limit": gpu_field("power.limit"),
         "GPUs": (ask("bash", "-c", "nvidia-smi -L | grep -c GPU")),
         "driver": gpu_field("driver_version"),
-        "CUDA toolkit": (re.search(r"release [\d.]+, V([\d.]+)", nvcc) or [None, None])[1],
+        "CUDA toolkit": ask("bash", "-c", "nvcc --version | sed -n 's/.*, V//p'"),
         "cuDNN headers": header_version([i / "cudnn_version.h" for i in includes], "CUDNN_", ["MAJOR", "MINOR", "PATCHLEVEL"]),
         "NCCL headers": header_version([i / "nccl.h" for i in includes], "NCCL_", ["MAJOR", "MINOR", "PATCH"]),
         "PyTorch": said[0] if said else None,

@@ -167,8 +167,8 @@ class Attention final : public CudnnAttention {
     };
     std::int64_t& slice = slices_.try_emplace(key, batch).first->second;
     std::optional<Workspace> workspace;
-    if (std::string why_not = take_sliced_workspace(
-            context, "cuDNN attention", batch, kMostAttentionWorkspace, plan_of, slice, workspace);
+    if (std::string why_not = take_sliced_workspace(context, "cuDNN attention", batch, plan_of,
+                                                    attention_workspace_fits, slice, workspace);
         !why_not.empty())
       return why_not;
     for (std::int64_t begin = 0; begin < batch; begin += slice) {
