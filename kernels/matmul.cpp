@@ -51,10 +51,6 @@ void matmul(Context& context, const Matmul& args) {
       product(context, plain);
       gelu_backward(context, {args.pre, args.c, {args.c, false, true}});
       break;
-    case Epilogue::BiasGradient:
-      product(context, plain);
-      sum_rows(context, args.gradient(), args.bias_gradient);
-      break;
   }
 }
 

@@ -15,7 +15,6 @@ enum class Epilogue : std::uint8_t {
   None,
   Gelu,          ///< pre = product [+ bias], c = gelu(pre)
   GeluGradient,  ///< c = product * gelu'(pre): gradient of pre from that of gelu(pre)
-  BiasGradient,  ///< bias_gradient = sum over the rows of gradient() (+= if it accumulates)
 };
 
 /// c = op(a) op(b) [+ bias] [+ c].
@@ -30,19 +29,13 @@ enum class Epilogue : std::uint8_t {
 /// would give. A fused kernel (bf16 on CUDA) applies GELU to the f32 accumulator, before rounding.
 /// Gelu, GeluGradient: c is contiguous, has the dtype of a, and does not accumulate; no bias in
 /// GeluGradient.
-/// BiasGradient: no bias; a is transposed, b is not. The gradient of the layer's output is b, or a
-/// if gradient_is_a; the product sums over its rows.
 struct Matmul {
   TensorView a, b, c;
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false;
   TensorView bias{};
   Epilogue epilogue = Epilogue::None;
-  TensorView pre{};              ///< [M, N], contiguous, dtype of a; optional in Gelu
-  GradientView bias_gradient{};  ///< [columns of gradient()], accumulator dtype
-  bool gradient_is_a = false;
-
-  const TensorView& gradient() const { return gradient_is_a ? a : b; }
+  TensorView pre{};  ///< [M, N], contiguous, dtype of a; optional in Gelu
 };
 /// @throws Unsupported if the device has no kernel for the arguments
 void matmul(Context& context, const Matmul& args);

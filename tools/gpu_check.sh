@@ -315,8 +315,6 @@ part_test() {
   if program tests/kernels/kernels_test; then
     mapfile -t files < <(gpu_test_files)
     TESSERA_TEST_CUDA_ONLY=1 bash_step "kernels on the GPU" 150 test_all "${files[@]}"
-    TESSERA_TEST_CUDA_ONLY=1 TESSERA_BIAS_EPILOGUE=1 bash_step "bias gradients within products" 60 \
-      check_tests tests/kernels/kernels_test '--test-case=the gradients of weight and bias*'
   fi
   if program tests/e2e/golden_test; then
     bash_step "training steps against the reference" 90 check_tests tests/e2e/golden_test

@@ -60,20 +60,13 @@ void input_gradient(Context& context, const TensorView& grad_y, const Tensor& we
 template <typename F>
 void parameter_gradients(Context& context, const F& x, const TensorView& grad_y, bool out_in,
                          const GradientView& weight, const GradientView& bias) {
-  if (!weight) {
-    if (bias) kernels::sum_rows(context, grad_y, bias);
-    return;
+  if (weight) {
+    const Tensor kept = x();
+    const TensorView in = as_rows(kept.view());
+    kernels::matmul(context, {out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false,
+                              weight.accumulate});
   }
-  const Tensor kept = x();
-  const TensorView in = as_rows(kept.view());
-  kernels::Matmul product{out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false,
-                          weight.accumulate};
-  if (bias) {
-    product.epilogue = kernels::Epilogue::BiasGradient;
-    product.bias_gradient = bias;
-    product.gradient_is_a = out_in;
-  }
-  kernels::matmul(context, product);
+  if (bias) kernels::sum_rows(context, grad_y, bias);
 }
 
 struct SavedTerm {

@@ -23,9 +23,8 @@
 // Matrix products by cuBLASLt. Because its matrices are column-major, it computes the transpose of
 // c, op(b)' op(a)'.
 //
-// GELU and its gradient are fused into bf16 products where cuBLASLt supports it. Bias gradients are
-// fused on request, and only in the first micro-batch, because the epilogues (BGRADA, BGRADB) can't
-// accumulate.
+// GELU and its gradient are fused into bf16 products where cuBLASLt supports it. Bias gradients are not: on
+// an H100 its epilogues for them (BGRADA, BGRADB) saved no time, and they can't accumulate.
 namespace tessera::kernels::cuda {
 
 void cast(Context& context, const Cast& args);  // elementwise.cu
@@ -86,7 +85,6 @@ struct Key {
   DType dtype, c_dtype;
   bool transpose_a, transpose_b, accumulate, bias, pre;
   Epilogue epilogue;
-  bool gradient_is_a;
   // clang-tidy 14 mistakes its 0 for a null pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Key&) const = default;
 };
@@ -107,7 +105,7 @@ Key key_of(const Matmul& x) {
           alignment(x.a.data), alignment(x.b.data), alignment(x.c.data),
           x.a.dtype,           x.c.dtype,           x.transpose_a,
           x.transpose_b,       x.accumulate,        x.bias.defined(),
-          x.pre.defined(),     x.epilogue,          x.gradient_is_a};
+          x.pre.defined(),     x.epilogue};
 }
 
 cublasLtEpilogue_t epilogue_of(const Key& key) {
@@ -117,8 +115,6 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
       return key.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     case Epilogue::GeluGradient:
       return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::BiasGradient:  // our a is cuBLASLt's B
-      return key.gradient_is_a ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BGRADA;
     case Epilogue::None:
       break;
   }
@@ -142,7 +138,7 @@ class Plan {
       set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
-      if (key.bias || key.epilogue == Epilogue::BiasGradient) {
+      if (key.bias) {
         set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(key.c_dtype));
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, kAlignedPlace);
       }
@@ -167,8 +163,6 @@ class Plan {
   /// @return false if cuBLASLt rejects the epilogue; then nothing is queued and why_not() is set
   bool run(CudaBackend& backend, const Matmul& args, void* workspace, const void* bias) {
     if (bias != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (args.epilogue == Epilogue::BiasGradient)
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias_gradient.view.data);
     if (args.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre.data);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
@@ -258,12 +252,6 @@ std::string why_no_epilogues(const cudaDeviceProp& gpu) {
                            gpu.major, gpu.minor);
 }
 
-/// Off by default, because the gain has not been measured.
-bool wants_bias_epilogue() {
-  const char* wanted = std::getenv("TESSERA_BIAS_EPILOGUE");  // NOLINT(concurrency-mt-unsafe)
-  return wanted != nullptr && std::string_view(wanted) == "1";
-}
-
 class MatmulPlans final : public KernelState {
  public:
   explicit MatmulPlans(const cudaDeviceProp& gpu)
@@ -275,10 +263,8 @@ class MatmulPlans final : public KernelState {
     return *plan;
   }
   const std::string& why_no_epilogues() const { return why_no_epilogues_; }
-  bool bias_epilogue() const { return bias_epilogue_; }
 
  private:
-  const bool bias_epilogue_ = wants_bias_epilogue();
   const std::string why_no_epilogues_;
   std::map<Key, std::unique_ptr<Plan>> plans_;
 };
@@ -345,18 +331,6 @@ std::string why_no_gelu(const MatmulPlans& plans, const Matmul& x) {
   return {};
 }
 
-/// Reason why the bias gradient can't be fused for these arguments; empty if it can.
-std::string why_no_bias_gradient(const Matmul& x) {
-  const TensorView& gradient = x.bias_gradient.view;
-  if (x.a.dtype != DType::BF16) return fmt::format("the dtype is {}", x.a.dtype);
-  if (x.c.dtype != gradient.dtype)
-    return fmt::format("the weight's gradient is {}, that of the bias {}", x.c.dtype,
-                       gradient.dtype);
-  if (alignment(gradient.data) < kEpilogueAlignment)
-    return fmt::format("the gradient does not begin at a multiple of {} bytes", kEpilogueAlignment);
-  return {};
-}
-
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
@@ -385,15 +359,10 @@ void matmul_fused(Context& context, const FusedMatmul& args) {
   const Matmul& product = args.product;
   CudaBackend& backend = backend_of(context);
   const MatmulPlans& plans = plans_of(backend);
-  const bool bias = product.epilogue == Epilogue::BiasGradient;
-  // An accumulated gradient belongs to a later micro-batch: the note of the first one remains.
-  if (bias && (!plans.bias_epilogue() || product.bias_gradient.accumulate)) return;
-  std::string why = bias ? why_no_bias_gradient(product) : why_no_gelu(plans, product);
+  std::string why = why_no_gelu(plans, product);
   if (why.empty()) why = run(context, product);
   args.done = why.empty();
-  const char* what = bias                                 ? "bias gradient"
-                     : product.epilogue == Epilogue::Gelu ? "GELU forward"
-                                                          : "GELU backward";
+  const char* what = product.epilogue == Epilogue::Gelu ? "GELU forward" : "GELU backward";
   backend.note(
       args.done ? fmt::format("{}: fused into cuBLASLt's matrix products", what)
                 : fmt::format("{}: tessera's own kernel after the matrix product; {}", what, why));

@@ -402,39 +402,5 @@ TEST_CASE("a product with GELU's gradient equals the product followed by the gra
   });
 }
 
-TEST_CASE("the gradients of weight and bias are the product, and the sums over rows") {
-  for_each_layer_and_context([](Context& context, const LayerCase& c, bool gpu) {
-    const Layer layer(c);
-    const DType dtype = accumulator_dtype(c.dtype);
-    for (const bool of_a : {false, true}) {
-      if (of_a ? !c.transpose_a : c.transpose_b) continue;
-      for (const bool accumulate : {false, true}) {
-        CAPTURE(of_a);
-        CAPTURE(accumulate);
-        const Shape width{of_a ? c.size.m : c.size.n};
-        const Buffer want(dtype, layer.shape(), 1.0), want_bias(dtype, width, 1.0);
-        const Buffer got(dtype, layer.shape(), 1.0), got_bias(dtype, width, 1.0);
-        Matmul args = layer.product(want);
-        args.accumulate = accumulate;
-        args.gradient_is_a = of_a;
-        matmul(context, args);
-        kernels::sum_rows(context, args.gradient(), want_bias.gradient(accumulate));
-        args.c = got.view();
-        args.epilogue = Epilogue::BiasGradient;
-        args.bias_gradient = got_bias.gradient(accumulate);
-        matmul(context, args);
-        if (gpu) {  // TESSERA_BIAS_EPILOGUE=1 sums in another order
-          check_close(got.values(), want.values(), tolerance(dtype), 4.0);
-          check_close(got_bias.values(), want_bias.values(), tolerance(dtype),
-                      static_cast<double>(c.size.k));
-        } else {
-          CHECK(got.bytes() == want.bytes());
-          CHECK(got_bias.bytes() == want_bias.bytes());
-        }
-      }
-    }
-  });
-}
-
 }  // namespace
 }  // namespace tessera::test

@@ -97,13 +97,7 @@ void matmul_then_gelu_backward(Context& context, const Matmul& args) {
   matmul(context, without_epilogue(args));
   gelu_backward(context, {args.pre, args.c, fresh(args.c)});
 }
-void matmul_then_sum_rows(Context& context, const Matmul& args) {
-  matmul(context, without_epilogue(args));
-  sum_rows(context, args.gradient(), args.bias_gradient);
-}
-
-/// The MLP's matrix products with GELU, GELU's gradient, or the bias gradient: fused, and as
-/// separate kernels. The bias gradient is fused only with TESSERA_BIAS_EPILOGUE=1.
+/// The MLP's matrix products with GELU, or GELU's gradient: fused, and as separate kernels.
 void products_with_epilogue(DeviceMeasure& bench, const DeviceShapes& s) {
   const std::int64_t rows = s.rows(), narrow = s.width(), wide = 4 * s.width();
   const auto both = [&](const char* fused, const char* separate, const char* layer,
@@ -129,14 +123,6 @@ void products_with_epilogue(DeviceMeasure& bench, const DeviceShapes& s) {
                   .transpose_b = true,
                   .epilogue = Epilogue::GeluGradient,
                   .pre = hidden()};
-  });
-  both("matmul_bias_gradient", "matmul, sum_rows", "mlp in", matmul_then_sum_rows, [&] {
-    return Matmul{.a = bench.tensor({rows, narrow}),
-                  .b = hidden(),
-                  .c = bench.tensor({narrow, wide}, DType::F32),
-                  .transpose_a = true,
-                  .epilogue = Epilogue::BiasGradient,
-                  .bias_gradient = fresh(bench.tensor({wide}, DType::F32))};
   });
 }
 
