@@ -18,14 +18,15 @@ void plan(Context& context, const TensorView& q, const TensorView& k,
   context.plan_flops(2 * products * static_cast<double>(q.numel()) * seen);
 }
 
-// Books cuDNN's workspace of a deterministic backward pass on Hopper, as plans of cuDNN 9.19 have it:
-// the gradient of scores, or of queries in f32, and a sum for each row of scores. A batch that takes
+// Books cuDNN's workspace of a backward pass on Hopper, as plans of cuDNN 9.19 have it: the gradient of
+// queries in f32, or, if deterministic, of scores, if that is more, and a sum for each row of scores. A batch that takes
 // more than the limit runs in slices; of a sequence that does, tessera's own kernel.
 void plan_library(Context& context, const AttentionBackward& args) {
   if (context.device().type != DeviceType::Meta || context.target().type != DeviceType::CUDA ||
       args.q.dtype != DType::BF16 || !args.variant.is_causal_only())
     return;
-  const std::int64_t row = std::max(2 * args.k.shape[1], 4 * args.q.shape[3]) + 4;
+  const std::int64_t scores = context.deterministic() ? 2 * args.k.shape[1] : 0;
+  const std::int64_t row = std::max(scores, 4 * args.q.shape[3]) + 4;
   const std::int64_t batch = args.q.shape[0];
   const std::int64_t sequence_bytes = args.log_sum_exp.numel() / batch * row;
   std::int64_t slice = batch;

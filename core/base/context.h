@@ -82,6 +82,11 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::unordered_map<std::string, std::int64_t>& planned_libraries() const;
   void plan_library(const std::string& name, std::int64_t bytes);
 
+  /// Whether kernels repeat their results to the bit; initially true. False allows faster ones, whose sums have no
+  /// fixed order: on CUDA, cuDNN's gradient of attention.
+  bool deterministic() const { return deterministic_; }
+  void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+
   /// Sequence number for a node of the autograd graph.
   std::uint64_t next_sequence() { return sequence_++; }
 
@@ -91,6 +96,7 @@ class Context : public std::enable_shared_from_this<Context> {
   struct Resources;
   std::shared_ptr<Resources> resources_;  // not shared: std::unique_ptr takes longer to compile
   bool grad_enabled_ = true;
+  bool deterministic_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;
   double planned_flops_ = 0;

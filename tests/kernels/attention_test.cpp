@@ -321,5 +321,27 @@ TEST_CASE("if wide heads exceed shared memory in backward, forward already refus
   REQUIRE(::unsetenv("TESSERA_FIBER_SHARED") == 0);
 }
 
+TEST_CASE("a plan books cuDNN's workspace: in slices, and less if gradients need not repeat") {
+  const auto bytes = [](std::int64_t batch, std::int64_t heads, std::int64_t tokens,
+                        std::int64_t dim, bool deterministic) {
+    const auto context =
+        Context::create({.device = {DeviceType::Meta, 0}, .planned = {DeviceType::CUDA, 0}});
+    context->set_deterministic(deterministic);
+    const TensorView x =
+        dense_view(nullptr, DType::BF16, {batch, tokens, heads, dim}, context->device());
+    const TensorView sums =
+        dense_view(nullptr, DType::F32, {batch, heads, tokens}, context->device());
+    const GradientView gradient{x, false, true};
+    attention_backward(*context, {x, x, x, x, sums, x, gradient, gradient, gradient});
+    const auto& libraries = context->planned_libraries();
+    const auto found = libraries.find("cuDNN attention");
+    return found == libraries.end() ? 0 : found->second;
+  };
+  CHECK(bytes(64, 12, 1024, 64, true) == std::int64_t{32} * 12 * 1024 * (2 * 1024 + 4));
+  CHECK(bytes(64, 12, 1024, 64, false) == std::int64_t{64} * 12 * 1024 * (4 * 64 + 4));
+  CHECK(bytes(4, 32, 4096, 128, true) == std::int64_t{32} * 4096 * (2 * 4096 + 4));
+  CHECK(bytes(1, 64, 8192, 128, true) == 0);  // tessera's own kernel
+}
+
 }  // namespace
 }  // namespace tessera::test

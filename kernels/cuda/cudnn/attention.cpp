@@ -44,6 +44,7 @@ Window window_of(const TensorView& heads) {
 /// Properties that select a plan; in forward the last four windows are empty.
 struct Key {
   bool backward = false;
+  bool deterministic = true;
   bool statistics = false;
   float scale = 0;
   std::array<Window, 8> windows{};
@@ -117,7 +118,10 @@ class Attention final : public CudnnAttention {
             args.q, args.k, {&args.q, &args.k, &args.v, &args.out, &args.grad_out, &dq, &dk, &dv});
         !why.empty())
       return why;
-    Key key{.backward = true, .statistics = true, .scale = args.scale};
+    Key key{.backward = true,
+            .deterministic = context.deterministic(),
+            .statistics = true,
+            .scale = args.scale};
     key.windows = {
         window_of(args.q),        window_of(args.k), window_of(args.v), window_of(args.out),
         window_of(args.grad_out), window_of(dq),     window_of(dk),     window_of(dv)};
@@ -205,14 +209,14 @@ class Attention final : public CudnnAttention {
       if (key.backward) {
         const auto stats = input(*graph, kStats, statistics);
         stats->set_data_type(fe::DataType_t::FLOAT);
-        // No atomic additions, so that a resumed run repeats to the bit.
-        const auto gradients = graph->sdpa_backward(q, k, v, input(*graph, kOut, key.windows[3]),
-                                                    input(*graph, kGradOut, key.windows[4]), stats,
-                                                    fe::graph::SDPA_backward_attributes()
-                                                        .set_name("attention_backward")
-                                                        .set_causal_mask(true)
-                                                        .set_attn_scale(key.scale)
-                                                        .set_deterministic_algorithm(true));
+        const auto gradients =
+            graph->sdpa_backward(q, k, v, input(*graph, kOut, key.windows[3]),
+                                 input(*graph, kGradOut, key.windows[4]), stats,
+                                 fe::graph::SDPA_backward_attributes()
+                                     .set_name("attention_backward")
+                                     .set_causal_mask(true)
+                                     .set_attn_scale(key.scale)
+                                     .set_deterministic_algorithm(key.deterministic));
         output(gradients[0], kGradQ, key.windows[5]);
         output(gradients[1], kGradK, key.windows[6]);
         output(gradients[2], kGradV, key.windows[7]);

@@ -54,6 +54,7 @@ struct Config {
     std::int64_t eval_batches = 20;
     std::int64_t threads = 0;  ///< per rank; 0: the processors divided by the ranks of this host
     std::string memory_check = "refuse";
+    std::string deterministic = "on";
     std::int64_t memory_limit = 0;  ///< bytes of a rank on the CPU; 0: no limit
     std::int64_t log_every = 10;
     std::string profile;

@@ -70,6 +70,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
 
     const auto model = make_model(config, model_config);
     model->set_recompute(nn::parse_recompute(config.train.recompute));
+    context->set_deterministic(config.train.deterministic == "on");
     comm::ShardedModel sharded(*model, mesh, shard_spec_of(config), context);
     const auto optimizer = make_optimizer(config);
     const std::int64_t per_pass = config.train.micro_batch * world_size;

@@ -98,6 +98,7 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
     val_loader_ = std::make_unique<train::Loader>(*setup_.val, communicator_, context_,
                                                   loader_options(config_));
   model_->set_recompute(nn::parse_recompute(config_.train.recompute));
+  context_->set_deterministic(config_.train.deterministic == "on");
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
 }
