@@ -102,7 +102,10 @@ TEST_CASE("a killed rank is detected while another one is slow") {
         const auto c = join(backend, rank, 3, port);
         c->barrier({});
         if (rank == 1) std::this_thread::sleep_for(30s);  // busy; must not hide the death of rank 2
-        if (rank == 2 && !has_come) ::raise(SIGKILL);
+        if (rank == 2 && !has_come) {
+          std::this_thread::sleep_for(kSlack * 100ms);  // until others left the first barrier
+          ::raise(SIGKILL);
+        }
         try {
           const auto work = c->start_barrier({.label = "step"});
           if (rank == 2) {
@@ -118,6 +121,7 @@ TEST_CASE("a killed rank is detected while another one is slow") {
       const Served served;
       ranks.go(served.port());
       const auto outcomes = ranks.wait(kSlack * 10s, 1);
+      CAPTURE(outcomes[0].text);
       CHECK(outcomes[0].in_time);
       CHECK(outcomes[0].text.find("1 [2] barrier#1 (step): lost rank 2") == 0);
     }
