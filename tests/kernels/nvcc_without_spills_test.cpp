@@ -53,9 +53,15 @@ TEST_CASE("kernels without spills compile silently") {
   CHECK(quiet.code == 0);
   CHECK(quiet.said == "");
   CHECK(dir.read("arguments") == "<-c><a file.cu><-Xptxas=-v>");
-  // Arrays with dynamic indices use the stack without being spills.
-  CHECK(compile(dir, statistics("hot", 64, 0, 0)).code == 0);
+  CHECK(compile(dir, statistics("hot", 16, 0, 0)).code == 0);
   CHECK(compile(dir, "").code == 0);
+}
+
+TEST_CASE("an array on the stack fails the compilation") {
+  const tessera::test::TempDir dir;
+  const Result slow = compile(dir, statistics("adamw", 128, 0, 0));
+  CHECK(slow.code == 1);
+  CHECK(holds(slow.said, "array on the stack: adamw:    128 bytes stack frame"));
 }
 
 TEST_CASE("a kernel that spills fails to compile, and is named") {

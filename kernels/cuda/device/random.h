@@ -2,7 +2,6 @@
 
 #include "core/base/rng.h"
 #include "kernels/cuda/device/platform.h"
-#include "kernels/cuda/device/unroll.h"
 
 namespace tessera::kernels::cuda {
 
@@ -14,14 +13,11 @@ __device__ __forceinline__ void draw(const RngKey& key, std::uint64_t number,
   constexpr int kGroups = (N + 6) / 4;
   const int skip = static_cast<int>(number % 4);
   std::uint32_t all[4 * kGroups + 3] = {};
-  TESSERA_UNROLL
   for (int group = 0; group < kGroups; ++group) {
-    if (4 * group >= skip + N) continue;
+    if (4 * group >= skip + N) break;
     const auto four = key.words(number / 4 + static_cast<std::uint64_t>(group));
-    TESSERA_UNROLL
     for (int i = 0; i < 4; ++i) all[4 * group + i] = four[static_cast<std::size_t>(i)];
   }
-  TESSERA_UNROLL
   for (int k = 0; k < N; ++k) {
     const std::uint32_t low = skip % 2 == 0 ? all[k] : all[k + 1];
     const std::uint32_t high = skip % 2 == 0 ? all[k + 2] : all[k + 3];
