@@ -8,16 +8,6 @@ namespace tessera::kernels {
 
 namespace {
 
-// Counts the operations of a meta context: two products of scores forward, five backward.
-void plan(Context& context, const TensorView& q, const TensorView& k,
-          const AttentionVariant& variant, double products) {
-  if (context.device().type != DeviceType::Meta) return;
-  const auto queries = static_cast<double>(q.shape[1]), keys = static_cast<double>(k.shape[1]);
-  double seen = variant.causal ? keys - (queries - 1) / 2 : keys;  // keys per query
-  if (variant.window > 0) seen = std::min(seen, static_cast<double>(variant.window));
-  context.plan_flops(2 * products * static_cast<double>(q.numel()) * seen);
-}
-
 // Books cuDNN's workspace of a backward pass on Hopper, as plans of cuDNN 9.19 have it: the gradient of
 // queries in f32, or, if deterministic, of scores, if that is more, and a sum for each row of scores. A batch that takes
 // more than the limit runs in slices; of a sequence that does, tessera's own kernel.
@@ -43,13 +33,11 @@ TESSERA_CPU_KERNEL(attention_backward, AttentionBackward)
 
 void attention_forward(Context& context, const AttentionForward& args) {
   if (args.q.numel() == 0) return;
-  plan(context, args.q, args.k, args.variant, 2);
   TESSERA_DISPATCH_WITH_SCRATCH(attention_forward, context, args);
 }
 
 void attention_backward(Context& context, const AttentionBackward& args) {
   if (args.k.numel() == 0) return;
-  plan(context, args.q, args.k, args.variant, 5);
   plan_library(context, args);
   TESSERA_DISPATCH_WITH_SCRATCH(attention_backward, context, args);
 }

@@ -6,6 +6,7 @@
 #include "core/base/tensor_view.h"
 #include "core/base/trace.h"
 #include "kernels/scratch.h"
+#include "kernels/work.h"
 
 // Dispatch by device. In kernels/<family>.cpp, TESSERA_KERNEL(gelu_forward, GeluForward) defines
 // `void gelu_forward(Context&, const GeluForward&)`. Operations (core/ops) check the arguments;
@@ -32,30 +33,35 @@
 
 /// Runs the kernel of the context's device; meta devices compute nothing, and book the scratch memory
 /// of a planned GPU.
-#define TESSERA_DISPATCH(name, context, args)                                   \
-  do {                                                                          \
-    const ::tessera::KernelRange kernel_range(context, #name);                  \
-    switch ((context).device().type) {                                          \
-      case DeviceType::Meta:                                                    \
-        ::tessera::kernels::plan_scratch(#name, context, args);                 \
-        return;                                                                 \
-      case DeviceType::CPU:                                                     \
-        TESSERA_CPU_DISPATCH(name, context, args);                              \
-        break;                                                                  \
-      case DeviceType::CUDA:                                                    \
-        if (::tessera::kernels::run_on_device(#name, context, &(args))) return; \
-        break;                                                                  \
-    }                                                                           \
-    ::tessera::kernels::throw_no_kernel(#name, (context).device());             \
+#define TESSERA_DISPATCH(name, context, args)                                                  \
+  do {                                                                                         \
+    const ::tessera::KernelRange kernel_range(context, #name,                                  \
+                                              [&] { return ::tessera::kernels::work(args); }); \
+    switch ((context).device().type) {                                                         \
+      case DeviceType::Meta:                                                                   \
+        ::tessera::kernels::plan_scratch(#name, context, args);                                \
+        return;                                                                                \
+      case DeviceType::CPU:                                                                    \
+        TESSERA_CPU_DISPATCH(name, context, args);                                             \
+        break;                                                                                 \
+      case DeviceType::CUDA:                                                                   \
+        if (::tessera::kernels::run_on_device(#name, context, &(args))) return;                \
+        break;                                                                                 \
+    }                                                                                          \
+    ::tessera::kernels::throw_no_kernel(#name, (context).device());                            \
   } while (false)
 
 /// The same for kernels with scratch memory, which run on meta devices until they have booked it:
 /// there they return where Workspace::is_planned().
-#define TESSERA_DISPATCH_WITH_SCRATCH(name, context, args)                                         \
-  do {                                                                                             \
-    if ((context).device().type == DeviceType::Meta && (context).target().type == DeviceType::CPU) \
-      TESSERA_CPU_DISPATCH(name, context, args);                                                   \
-    TESSERA_DISPATCH(name, context, args);                                                         \
+#define TESSERA_DISPATCH_WITH_SCRATCH(name, context, args)                                       \
+  do {                                                                                           \
+    if ((context).device().type == DeviceType::Meta &&                                           \
+        (context).target().type == DeviceType::CPU) {                                            \
+      const ::tessera::KernelRange kernel_range(context, #name,                                  \
+                                                [&] { return ::tessera::kernels::work(args); }); \
+      TESSERA_CPU_DISPATCH(name, context, args);                                                 \
+    }                                                                                            \
+    TESSERA_DISPATCH(name, context, args);                                                       \
   } while (false)
 
 #define TESSERA_KERNEL(name, Args) TESSERA_KERNEL_IF(name, Args, true)

@@ -10,24 +10,32 @@ TESSERA_CPU_KERNEL(matmul, Matmul)
 
 namespace {
 
+bool is_planned_on_gpu(const Context& context) {
+  return context.device().type == DeviceType::Meta && context.target().type == DeviceType::CUDA;
+}
+
 void product(Context& context, const Matmul& args) {
   if (args.c.numel() == 0) return;
-  if (context.device().type == DeviceType::Meta)
-    context.plan_flops(2.0 * static_cast<double>(args.c.numel()) *
-                       static_cast<double>(args.a.shape[args.transpose_a ? 0 : 1]));
-  if (context.device().type == DeviceType::Meta && context.target().type == DeviceType::CUDA)
-    context.plan_library("cuBLASLt", cuda::kMostMatmulWorkspace);
+  if (is_planned_on_gpu(context)) context.plan_library("cuBLASLt", cuda::kMostMatmulWorkspace);
   if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
   TESSERA_DISPATCH(matmul, context, args);
 }
 
 bool fused(Context& context, const Matmul& args) {
-  if (context.device().type != DeviceType::CUDA || args.c.numel() == 0 || args.a.numel() == 0)
-    return false;
-  const KernelRange range(context, "matmul_fused");
+  if (args.c.numel() == 0 || args.a.numel() == 0) return false;
+  const bool planned = is_planned_on_gpu(context) && args.a.dtype == DType::BF16;
+  if (!planned && context.device().type != DeviceType::CUDA) return false;
+  const char* name = args.epilogue == Epilogue::Gelu ? "matmul_gelu" : "matmul_gelu_backward";
+  KernelRange range(context, name, [&] { return work(args); });
+  if (planned) {  // books what the product alone does
+    context.plan_library("cuBLASLt", cuda::kMostMatmulWorkspace);
+    plan_scratch("matmul", context, args);
+    return true;
+  }
   bool done = false;
   const FusedMatmul offer{args, done};
   run_on_device("matmul_fused", context, &offer);
+  if (!done) range.drop();
   return done;
 }
 

@@ -25,7 +25,7 @@ MemoryPlan plan(const PlanOptions& options, const std::function<void(Rank&)>& pr
   rank.context = Context::create(context);
   rank.context->ledger().record_peak();
   rank.communicator = comm::make_planned_communicator(rank.context, options.backend, options.rank,
-                                                      options.world_size);
+                                                      options.world_size, options.links);
   rank.store = std::make_shared<comm::MemoryStore>();
   program(rank);
 

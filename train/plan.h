@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "comm/planned.h"
 #include "core/base/context.h"
 #include "core/base/memory.h"
 #include "train/ranks.h"
@@ -20,6 +21,7 @@ struct PlanOptions {
   std::string backend = "shm";  ///< of the communicator: "nccl", "shm", "tcp" or "single"
   int rank = 0;
   int world_size = 1;
+  comm::Links links{};  ///< for a Trace in the program
 };
 
 /// Memory that a program needs on one rank.

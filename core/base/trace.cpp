@@ -1,5 +1,7 @@
 #include "core/base/trace.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "core/base/device_backend.h"
@@ -26,7 +28,7 @@ std::string quote(std::string_view text) {
 
 Trace::Trace(Context& context) : context_(context) {
   require(context.trace() == nullptr, "a context has one trace at a time");
-  if (context.device().type == DeviceType::CUDA) {
+  if (is_on_gpu()) {
     // Start both clocks at once, while the device is idle.
     context.backend().synchronize();
     context.backend().take_marks();
@@ -36,57 +38,101 @@ Trace::Trace(Context& context) : context_(context) {
   context.set_trace(this);
 }
 
+Trace::Trace(Context& context, const KernelRates& rates) : Trace(context) { rates_ = &rates; }
+
 Trace::~Trace() { context_.set_trace(nullptr); }
 
-double Trace::now() const { return static_cast<double>(now_ns() - start_) * 1e-3; }
+double Trace::now() const {
+  if (rates_ != nullptr) return clock_;
+  return static_cast<double>(now_ns() - start_) * 1e-3;
+}
 
-std::size_t Trace::begin(std::string_view name, bool on_device) {
-  Span span;
-  span.name = name;
-  span.on_device = on_device && context_.device().type == DeviceType::CUDA;
-  span.begin = span.on_device ? static_cast<double>(context_.backend().mark()) : now();
-  spans_.push_back(std::move(span));
+std::size_t Trace::begin(std::string_view name) {
+  spans_.push_back({.name = std::string(name), .begin = now()});
+  return spans_.size() - 1;
+}
+
+std::size_t Trace::begin_kernel(std::string_view name, const KernelWork& work) {
+  spans_.push_back({.name = std::string(name),
+                    .begin = is_on_gpu() ? static_cast<double>(context_.backend().mark()) : now(),
+                    .track = is_on_gpu() ? Track::Device : Track::Host,
+                    .is_kernel = true,
+                    .work = work});
   return spans_.size() - 1;
 }
 
 void Trace::end(std::size_t span) noexcept {
   Span& s = spans_[span];
   s.end = s.begin;
+  if (rates_ != nullptr && s.is_kernel) clock_ = s.begin + rates_->seconds(s.name, s.work) * 1e6;
   try {
-    s.end = s.on_device ? static_cast<double>(context_.backend().mark()) : now();
+    s.end = s.track == Track::Device ? static_cast<double>(context_.backend().mark()) : now();
   } catch (const Error&) {  // called by destructors
   }
 }
 
-std::string Trace::to_json(int process, const std::string& name) {
+void Trace::wait_until(double seconds) {
+  const double wait = std::max(0.0, seconds * 1e6 - clock_);
+  clock_ += wait;
+  waited_ += wait;
+}
+
+void Trace::add_collective(std::string_view name, double begin_seconds, double end_seconds) {
+  spans_.push_back({.name = std::string(name),
+                    .begin = begin_seconds * 1e6,
+                    .end = end_seconds * 1e6,
+                    .track = Track::Network});
+}
+
+std::vector<KernelTime> Trace::planned_kernels() const {
+  std::vector<KernelTime> kernels;
+  for (const Span& span : spans_)
+    if (span.is_kernel) kernels.push_back({span.name, span.work, (span.end - span.begin) * 1e-6});
+  return kernels;
+}
+
+std::string Trace::to_json(int process, const std::string& name,
+                           const std::map<std::string, std::string>& about) {
   std::vector<double> marks;
-  if (context_.device().type == DeviceType::CUDA) {
+  if (is_on_gpu()) {
     marks = context_.backend().take_marks();
     // Stop recording, because later marks would have another time origin.
     context_.set_trace(nullptr);
   }
   const auto place = [&](const Span& span, double value) {
-    return span.on_device ? marks.at(static_cast<std::size_t>(value)) * 1e3 : value;
+    return span.track == Track::Device ? marks.at(static_cast<std::size_t>(value)) * 1e3 : value;
   };
   std::string events = fmt::format(
-      R"({{"name":"process_name","ph":"M","pid":{0},"args":{{"name":{1}}}}},)"
-      R"({{"name":"thread_name","ph":"M","pid":{0},"tid":0,"args":{{"name":"host"}}}},)"
-      R"({{"name":"thread_name","ph":"M","pid":{0},"tid":1,"args":{{"name":"device"}}}})",
-      process, quote(name));
+      R"({{"name":"process_name","ph":"M","pid":{},"args":{{"name":{}}}}})", process, quote(name));
+  constexpr std::array kTracks = {"host", "device", "network"};
+  for (std::size_t track = 0; track < kTracks.size(); ++track)
+    if (std::ranges::any_of(
+            spans_, [&](const Span& s) { return static_cast<std::size_t>(s.track) == track; }))
+      events += fmt::format(
+          R"(,{{"name":"thread_name","ph":"M","pid":{},"tid":{},"args":{{"name":"{}"}}}})", process,
+          track, kTracks[track]);
   for (const Span& span : spans_) {
     const double begin = place(span, span.begin);
     events += fmt::format(
         ",\n"
-        R"({{"name":{},"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f}}})",
-        quote(span.name), process, span.on_device ? 1 : 0, begin, place(span, span.end) - begin);
+        R"({{"name":{},"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f})",
+        quote(span.name), process, static_cast<int>(span.track), begin,
+        place(span, span.end) - begin);
+    if (span.is_kernel)
+      events += fmt::format(R"(,"args":{{"read":{:.0f},"written":{:.0f},"flops":{:.0f}}})",
+                            span.work.read, span.work.written, span.work.flops);
+    events += '}';
   }
-  return fmt::format("{{\"traceEvents\":[\n{}\n]}}\n", events);
+  std::string other;
+  for (const auto& [key, value] : about)
+    other += fmt::format("{}{}:{}", other.empty() ? "" : ",", quote(key), quote(value));
+  return fmt::format("{{\"traceEvents\":[\n{}\n],\n\"otherData\":{{{}}}}}\n", events, other);
 }
 
 Range::Range(Context& context, const std::string& name)
     : context_(context), trace_(context.trace()) {
   if (context.device().type == DeviceType::CUDA) context.backend().begin_range(name.c_str());
-  if (trace_ != nullptr) span_ = trace_->begin(name, false);
+  if (trace_ != nullptr) span_ = trace_->begin(name);
   if (!context.ledger().records_peak()) return;
   outer_ = context.ledger().phase();
   context.ledger().set_phase(name);

@@ -43,12 +43,37 @@ void check_trace(const std::shared_ptr<Context>& context, int device_track) {
   CHECK(add.at("tid") == device_track);
   CHECK(add.at("dur").get<double>() > 0);
   CHECK(begin(find("fill")) >= end(add));
+  CHECK(add.at("args") == nlohmann::json{{"read", 8000}, {"written", 4000}, {"flops", 0}});
 }
 
 TEST_CASE("a trace contains ranges and kernels, nested and in order") {
   check_trace(Context::create(), 0);
   check_trace(Context::create({.device = {DeviceType::CUDA, 0}, .plugin = test::fiber_plugin()}),
               1);
+}
+
+TEST_CASE("rates that are fitted to times give the times back") {
+  std::vector<KernelTime> times;
+  const KernelRate product = {.flop = 2e-12, .read = 1e-10, .written = 3e-10};
+  const KernelRate moved = {.call = 5e-6, .read = 4e-10, .written = 4e-10};
+  for (const double size : {1.0, 2.0, 3.0, 5.0}) {
+    const KernelWork work = {
+        .read = 1e6 * size, .written = 1e6 * (6 - size), .flops = 1e9 * size * size};
+    times.push_back({"matmul", work, product.seconds(work)});
+    times.push_back({"matmul", work, 7.0});  // the median of three calls is the first
+    times.push_back({"matmul", work, product.seconds(work)});
+    const KernelWork bytes = {.read = 1e4 * size, .written = 1e4 * size};
+    times.push_back({"add", bytes, moved.seconds(bytes)});
+  }
+  const KernelRates rates = KernelRates::fit(times, 1e-6);
+  const KernelWork other = {.read = 3e6, .written = 1e6, .flops = 7e9};
+  CHECK(rates.seconds("matmul", other) ==
+        doctest::Approx(product.seconds(other) + 1e-6).epsilon(1e-3));
+  const KernelWork bytes = {.read = 7e4, .written = 1e3};
+  CHECK(rates.seconds("add", bytes) == doctest::Approx(moved.seconds(bytes) + 1e-6).epsilon(1e-3));
+  // Unknown kernels take what the bytes of all known ones do.
+  CHECK(rates.seconds("unknown", {.read = 4e4, .written = 0}) > 1e-6);
+  CHECK_THROWS_AS(KernelRates::fit({}, 0), InvalidArgument);
 }
 
 TEST_CASE("ranges and kernels outside of a trace are not recorded") {

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <regex>
@@ -161,6 +162,83 @@ void compare(const Fixture& fixture, std::uint64_t runs, bool on_fibers) {
 // Draws others with each commit; TESSERA_PLANNED_RUNS sets their number.
 TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on every rank") {
   compare(*this, number_of("TESSERA_PLANNED_RUNS", 40), false);
+}
+
+// What a step moves and computes: calls, bytes and operations by kernel.
+struct Counted {
+  double calls = 0, bytes = 0, flops = 0;
+  bool operator==(const Counted&) const = default;
+};
+
+TEST_CASE_FIXTURE(Fixture,
+                  "the planned time of a step counts the kernels that run, and takes their times") {
+  const std::string profile = dir.file("profile.json");
+  // Five micro-batches, so that the last ones are extrapolated.
+  const Arguments keys = {"--train.global_batch=20", "--train.micro_batch=4",
+                          "--train.threads=1",       "--train.precision=bf16",
+                          "--model.dropout=0.1",     "--train.eval_every=0"};
+  run_to(0, joined(joined(small_run(text, dir.file("run"), 1, 9), keys),
+                   {"--train.profile=" + profile}));
+
+  double busy = 0;
+  std::map<std::string, Counted> measured;
+  std::ifstream file(profile);
+  const auto trace = nlohmann::json::parse(file);
+  for (const auto& event : trace.at("traceEvents")) {
+    if (!event.contains("args") || !event.at("args").contains("flops")) continue;
+    Counted& sum = measured[event.at("name")];
+    const auto& args = event.at("args");
+    sum.calls += 1.0 / 3;  // steps
+    sum.bytes += (args.at("read").get<double>() + args.at("written").get<double>()) / 3;
+    sum.flops += args.at("flops").get<double>() / 3;
+    busy += event.at("dur").get<double>() / 3e3;
+  }
+  Arguments plan = joined(small_run(text, dir.file("run"), 1, 9), keys);
+  plan[0] = "plan";
+  const auto time =
+      nlohmann::json::parse(
+          run_to(0, joined(plan, {"--json", "--model.vocab_size=256", "--time", profile})).out)
+          .at("time");
+  double planned = 0;
+  for (const auto& item : time.at("kernels").items()) {
+    const std::string& kernel = item.key();
+    const auto& row = item.value();
+    CAPTURE(kernel);
+    const Counted& real = measured[kernel];
+    CHECK(row.at("calls").get<double>() == doctest::Approx(real.calls));
+    CHECK(row.at("bytes").get<double>() == doctest::Approx(real.bytes));
+    CHECK(row.at("flops").get<double>() == doctest::Approx(real.flops));
+    measured.erase(kernel);
+    planned += row.at("ms").get<double>();
+  }
+  CHECK(measured.empty());
+  const auto milliseconds = time.at("ms_per_step").get<double>();
+  CHECK(planned <= milliseconds);  // gaps between steps are added
+  // The profile's own configuration: rates of kernels give their times back, and gaps are added.
+  CHECK(planned > 0.5 * busy);
+  CHECK(time.at("tokens_per_s").get<double>() == doctest::Approx(20 * 32 / milliseconds * 1e3));
+
+  // Two ranks wait for each other, and know nothing of their link from the profile.
+  const auto ranks = [&](int global_batch) {
+    return joined(plan,
+                  {"--json", "--model.vocab_size=256", "--world=2", "--shard.mode=optimizer",
+                   "--train.global_batch=" + std::to_string(global_batch), "--time", profile});
+  };
+  CHECK(run_to(2, ranks(40)).err.find("--link") != std::string::npos);
+  const auto milliseconds_of = [&](int global_batch) {
+    const auto result = run_to(0, joined(ranks(global_batch), {"--link", "1MB"}));
+    const auto said = nlohmann::json::parse(result.out).at("time");
+    CHECK(said.at("ms_waiting_for_collectives").get<double>() > 30);  // 70,400 bytes or more
+    return said.at("ms_per_step").get<double>();
+  };
+  // Micro-batches 4 and 5 are extrapolated.
+  const double three = milliseconds_of(24), two = milliseconds_of(16), five = milliseconds_of(40);
+  CHECK(five == doctest::Approx(three + 2 * (three - two)));
+  CHECK(three > two);
+  const std::string said =
+      run_to(2, joined(plan, {"--train.precision=fp32", "--time", profile})).err;
+  CHECK(said.find("precision bf16, and --time needs precision fp32") != std::string::npos);
+  CHECK(run_to(2, joined(plan, {"--time", text})).err.find("--train.profile") != std::string::npos);
 }
 
 TEST_CASE_FIXTURE(Fixture, "the plan of a GPU is equal to the byte to what its kernels use") {

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compares GPT-2 training steps of tessera and tuned PyTorch on the CPU; prints a table of medians.
 
-  compare_torch.py BUILD_DIR [--seq 64 256] [--batch 4] [--rounds 3] [--steps 8] [--python /usr/bin/python3]
+  compare_torch.py BUILD_DIR --python VENV/bin/python [--shapes 4x64 4x256 1x1024] [--precision fp32 bf16] [--rounds 3] [--steps 6]
 
-Both run the same shapes (GPT-2 124M, random weights and tokens, float32, forward, backward, clipping,
-AdamW) with the same number of threads, alternating, so that a slow phase of the machine affects both.
-tessera is the complete trainer, with reading and logging. The peer is gpt2_torch.py, with OpenBLAS (Debian's
-package libopenblas0-pthread) and its kernels for this CPU, and a malloc that keeps freed memory.
-Medians are over all timed steps of all rounds; memory is the peak resident set.
+Both run the same shapes (rows x tokens; random weights and tokens, forward, backward, clipping, AdamW) with
+the same number of threads, in turns, so that a slow phase of the machine affects all. tessera is the complete trainer, with
+reading and logging. The peer is gpt2_torch.py: eager, and with torch.compile, of which the faster one counts; fused AdamW, and a
+malloc that keeps freed memory. bf16 is over float32 weights, in PyTorch by autocast. Medians are over all timed steps of all
+rounds; memory is the peak resident set, in PyTorch that of the faster one.
 """
 import json, os, pathlib, statistics, tempfile
 
@@ -17,44 +17,52 @@ HERE = pathlib.Path(__file__).resolve().parent
 WARMUP = 3
 
 
-def run_tessera(o, seq, folder):
+def run_tessera(o, batch, seq, precision, folder):
+    """Times of steps, and the peak resident set in GiB."""
     steps = WARMUP + o.steps
-    tokens = f"{folder}/tokens-{seq}.bin"
+    tokens = f"{folder}/tokens-{batch}-{seq}.bin"
     if not os.path.exists(tokens):
-        write_tokens(tokens, steps * o.batch * seq + 1, VOCAB)
+        write_tokens(tokens, steps * batch * seq + 1, VOCAB)
     out = tempfile.mkdtemp(dir=folder)
-    command = train_command(o.build, gpt2_keys("124M", seq, tokens, "cpu", o.batch, steps, out))
-    rss = must(command, env=dict(os.environ, OMP_NUM_THREADS=str(o.threads))).peak_rss_gib
+    keys = {**gpt2_keys(o.size, seq, tokens, "cpu", batch, steps, out), "train.precision": precision, "train.threads": o.threads}
+    rss = must(train_command(o.build, keys)).peak_rss_gib
     return step_times(out, WARMUP), rss
 
 
-def run_torch(o, seq):
-    # malloc keeps freed memory, which avoids page faults: faster here than jemalloc.
+def run_torch(o, batch, seq, precision, compiled):
     env = dict(os.environ, OMP_NUM_THREADS=str(o.threads), MALLOC_MMAP_THRESHOLD_="8589934592",
                MALLOC_TRIM_THRESHOLD_="17179869184", MALLOC_TOP_PAD_="268435456")
-    # Debian's OpenBLAS picks slower kernels on CPUs that it does not know.
-    env["OPENBLAS_CORETYPE"] = "SkylakeX" if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text() else "Haswell"
-    ran = must([o.python, HERE / "gpt2_torch.py", "--size", "124M", "--batch", o.batch, "--seq", seq, "--warmup", WARMUP,
-                "--steps", o.steps, "--threads", o.threads], env=env)
+    ran = must([o.python, HERE / "gpt2_torch.py", "--size", o.size, "--batch", batch, "--seq", seq, "--warmup", WARMUP,
+                "--steps", o.steps, "--threads", o.threads, "--precision", precision, *(["--compile"] if compiled else [])], env=env)
     result = json.loads(ran.out.splitlines()[-1])
-    return result["ms_per_step"], ran.peak_rss_gib, result["peer"]
+    return result["steps_ms"], ran.peak_rss_gib, result["peer"]
 
 
 def main():
-    o = start_benchmark(__doc__, seq=[64, 256], batch=4, rounds=3, steps=8, threads=2, python="/usr/bin/python3").parse_args()
-    print(f"{'T':>5} {'tessera ms':>11} {'torch ms':>9} {'speed ratio':>11} {'tessera GiB':>12} {'torch GiB':>10} {'memory ratio':>12}")
+    o = start_benchmark(__doc__, shapes=["4x64", "4x256", "1x1024"], precision=["fp32", "bf16"], size="124M", rounds=3, steps=6,
+                        threads=2, python="python3").parse_args()
+    print("| precision | rows x tokens | tessera ms | PyTorch ms | eager, compiled | PyTorch's time over ours | tessera GiB | PyTorch GiB | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    peer = ""
     with tempfile.TemporaryDirectory() as folder:
-        for seq in o.seq:
-            ours, theirs, rss, peer_rss, peer = [], [], 0, 0, ""
-            for _ in range(o.rounds):
-                ms, gib = run_tessera(o, seq, folder)
-                ours += ms
-                rss = max(rss, gib)
-                ms, gib, peer = run_torch(o, seq)
-                theirs.append(ms)
-                peer_rss = max(peer_rss, gib)
-            m, p = statistics.median(ours), statistics.median(theirs)
-            print(f"{seq:>5} {m:>11.1f} {p:>9.1f} {p / m:>10.2f}x {rss:>12.2f} {peer_rss:>10.2f} {rss / peer_rss:>11.2f}x   {peer}", flush=True)
+        for precision in o.precision:
+            for shape in o.shapes:
+                batch, seq = map(int, shape.split("x"))
+                ours, rss, theirs = [], 0, {False: ([], []), True: ([], [])}
+                for _ in range(o.rounds):
+                    ms, gib = run_tessera(o, batch, seq, precision, folder)
+                    ours += ms
+                    rss = max(rss, gib)
+                    for compiled, (times, memory) in theirs.items():
+                        ms, gib, peer = run_torch(o, batch, seq, precision, compiled)
+                        times += ms
+                        memory.append(gib)
+                mine = statistics.median(ours)
+                eager, compiled = (statistics.median(times) for times, _ in theirs.values())
+                best, memory = min((eager, max(theirs[False][1])), (compiled, max(theirs[True][1])))
+                print(f"| {precision} | {shape} | {mine:.0f} | {best:.0f} | {eager:.0f}, {compiled:.0f} | {best / mine:.2f} | {rss:.2f} | "
+                      f"{memory:.2f} | {rss / memory:.2f} |", flush=True)
+    print(f"\n{peer}, {o.threads} threads, {o.size}")
 
 
 main()

@@ -10,7 +10,7 @@ the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many 
 both.
 Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
 (2) tessera with gradients of attention that do not repeat to the bit, as PyTorch's do not, with its own attention instead of cuDNN's,
-and with GELU as a separate kernel; (3) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round
+and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round
 with float32 weights. Sizes of which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
@@ -56,7 +56,7 @@ class Failed(Exception):
 class Bench:
     def __init__(self, options, folder):
         self.o, self.folder, self.end = options, folder, time.monotonic() + options.seconds
-        self.results, self.notes, self.longest, self.failed = [], [], {}, False
+        self.results, self.notes, self.longest, self.failed, self.kernels = [], [], {}, False, []
 
     def left(self, kind):
         """Time limit of one more program of this kind. @throws OutOfTime if the slowest so far would not fit."""
@@ -83,15 +83,19 @@ class Bench:
             raise OutOfTime(f"{kind} had only {deadline:.0f} s")
         return ran
 
-    def tessera(self, size, batch, steps, variables=None):
-        """One run; None if out of memory."""
+    def keys(self, size, batch, steps):
+        """Keys of a run of `steps` steps and the warm-up."""
         warmup = self.o.warmup
         tokens = f"{self.folder}/tokens.bin"
         count = (warmup + steps) * batch * self.o.seq + 1
         if not os.path.exists(tokens) or os.path.getsize(tokens) < 2 * count + 1024:
             write_tokens(tokens, count, VOCAB)
         out = tempfile.mkdtemp(dir=self.folder)
-        keys = gpt2_keys(size, self.o.seq, tokens, "cuda", batch, warmup + steps, out)
+        return gpt2_keys(size, self.o.seq, tokens, "cuda", batch, warmup + steps, out)
+
+    def tessera(self, size, batch, steps, variables=None):
+        """One run; None if out of memory."""
+        keys = self.keys(size, batch, steps)
         ran = self.start(f"tessera {size}", train_command(self.o.build, keys), {"TESSERA_TRAIN_PRECISION": "bf16", **(variables or {})})
         if ran.code == 5 or (ran.code not in (0, None) and no_memory(ran.err)):
             return None
@@ -100,9 +104,29 @@ class Bench:
         for line in ran.err.splitlines():
             if any(word in line for word in ("attention",)):  # notes on kernels in use
                 self.say(f"tessera {size}: {line.strip()}")
+        out = keys["run.out"]
         last = [row for row in metrics(out) if "step_ms" in row][-1]
-        return dict(batch=batch, steps_ms=step_times(out, warmup), peak_gib=ran.peak_gpu_gib,
+        return dict(batch=batch, steps_ms=step_times(out, self.o.warmup), peak_gib=ran.peak_gpu_gib,
                     booked_gib=last["memory_bytes"] / 2**30, last_loss=last["loss"], seconds=ran.seconds)
+
+    def profile(self, size, batch):
+        """Time of each kernel in a step, and what the plan says of it."""
+        keys = {**self.keys(size, batch, 6), "train.precision": "bf16"}
+        profile = f"{self.folder}/profile.json"
+        ran = self.start(f"tessera {size}", train_command(self.o.build, {**keys, "train.profile": profile}))
+        plan = run([f"{self.o.build}/bin/tessera", "plan", "--json", "--time", "h100", *(f"--{k}={v}" for k, v in keys.items())], 60)
+        for what, program in (("its profile", ran), ("its plan", plan)):
+            if program.code != 0:
+                raise Failed(f"tessera {size}, {what}", program)
+        planned = json.loads(plan.out)["time"]["kernels"]
+        rows = {}
+        for event in json.load(open(profile))["traceEvents"]:
+            if "flops" in event.get("args", {}):
+                row = planned.get(event["name"], {"calls": 0, "ms": 0.0})
+                rows.setdefault(event["name"], dict(size=size, batch=batch, kernel=event["name"], calls=row["calls"],
+                                                    planned_ms=row["ms"], ms=0.0))["ms"] += event["dur"] / 3e3  # three steps
+        self.kernels += sorted(rows.values(), key=lambda row: -row["ms"])
+        self.save()
 
     def torch(self, size, batches, steps, precision):
         """One run at the first of `batches` that fits; None if none fits."""
@@ -163,7 +187,8 @@ class Bench:
                 ratios.append(dict(size=size, batch=mine["batch"], mode=mode, over=over, speed=round(peer["ms"] / mine["ms"], 3),
                                    memory=round(memory[0] / memory[1], 3) if all(memory) else None))
         with open(self.o.json, "w") as f:
-            json.dump(dict(gpu=self.o.gpu, compiled=self.o.compile, results=self.results, ratios=ratios, notes=self.notes), f, indent=1)
+            json.dump(dict(gpu=self.o.gpu, compiled=self.o.compile, results=self.results, ratios=ratios, kernels=self.kernels, notes=self.notes), f,
+                      indent=1)
 
     def tried(self, what, attempt):
         """Result of `attempt`; None, with a message, if it fails or runs out of time."""
@@ -244,6 +269,8 @@ class Bench:
                 result = self.tried(f"{name} {size}", lambda: self.tessera(size, batch, self.o.steps, variables))
                 if result is not None:
                     self.row(name, size, [result], "same micro-batch")
+        for size, batch in same.items():
+            self.tried(f"kernels of {size}", lambda: self.profile(size, batch))
         for size, batch in same.items():
             for mode, (program, _) in MODES.items():
                 if (self.o.torch or program == "tessera") and (result := self.fit(mode, size)) is not None:

@@ -268,6 +268,11 @@ def markdown(report):
             lines += table(["size", "", "over", "B", "speed", "memory"],
                            [(r["size"], r["mode"], r["over"], r["batch"], f"{r['speed']:.2f}x", r["memory"] and f"{r['memory']:.2f}x")
                             for r in gpt2["ratios"]])
+    if gpt2 and gpt2.get("kernels"):
+        lines += ["", "Kernels of a profiled step, timestamps included, and the estimate of `tessera plan --time h100`:", "",
+                  *table(["size", "B", "kernel", "calls", "ms", "estimate", "estimate over measured"],
+                         [[k["size"], k["batch"], k["kernel"], f"{k['calls']:.0f}", f"{k['ms']:.2f}", f"{k['planned_ms']:.2f}",
+                           f"{k['planned_ms'] / k['ms']:.2f}" if k["ms"] else "-"] for k in gpt2["kernels"]])]
     if gpt2 and gpt2["notes"]:
         lines += ["", *[f"- {' '.join(note.split())}" for note in gpt2["notes"]]]
     kernels = figures.get("kernels")

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,10 +12,12 @@
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "io/base/file.h"
 #include "tools/tessera/command.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
 #include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/plan/rates.h"
 #include "tools/tessera/report/console.h"
 #include "tools/tessera/train/memory_advice.h"
 #include "tools/tessera/train/memory_plan.h"
@@ -37,12 +40,13 @@ struct Options {
   int per_host = 0;
   std::string backend;  // empty: nccl on GPUs, else shm
   std::optional<std::string> memory;
-  double flops = 0, bandwidth = 0;
+  std::vector<std::string> time;  // "h100", or profiles
+  std::optional<std::string> link, network, timeline;
   bool json = false;
 };
 
 // "80GB", "80GiB", "1024"
-std::int64_t parse_bytes(const std::string& text) {
+std::int64_t parse_bytes(const std::string& option, const std::string& text) {
   const CLI::AsSizeValue to_bytes(true);  // GB: 10^9, GiB: 2^30
   std::string value = text;
   bool is_size = true;
@@ -52,7 +56,7 @@ std::int64_t parse_bytes(const std::string& text) {
     is_size = false;
   }
   const std::int64_t bytes = is_size && !value.empty() ? std::stoll(value) : 0;
-  require(bytes > 0, "--memory '{}': expected a whole number and a unit, such as 80GB", text);
+  require(bytes > 0, "{} '{}': expected a whole number and a unit, such as 80GB", option, text);
   return bytes;
 }
 
@@ -60,7 +64,8 @@ class Planner {
  public:
   explicit Planner(const Options& options) : options_(options) {}
 
-  RankPlan plan(Config config, int rank) const {
+  /// @param rates   to plan the time; or null
+  RankPlan plan(Config config, int rank, const DeviceRates* rates = nullptr) const {
     const models::Arch model = resolve(config);
     return plan_rank(
         config, model, rank, options_.world_size,
@@ -69,7 +74,9 @@ class Planner {
          .backend = backend(config),
          .local_world_size = per_host(),
          .packed = std::ranges::any_of(config.data.train, io::is_conversation_file),
-         .prompt_tokens = std::ssize(config.train.sample_prompt)});
+         .prompt_tokens = std::ssize(config.train.sample_prompt),
+         .rates = rates != nullptr ? &rates->kernels : nullptr,
+         .links = rates != nullptr ? rates->links : comm::Links{}});
   }
 
   /// The largest memory of all ranks, with libraries; nothing if the configuration is not valid.
@@ -133,6 +140,100 @@ ordered_json by_category(const train::MemoryByCategory& bytes) {
   return json;
 }
 
+std::optional<DeviceRates> rates_for(const Options& options, const Config& config, bool gpu) {
+  if (options.time.empty()) return std::nullopt;
+  const bool h100 = std::ranges::count(options.time, "h100") > 0;
+  require(!h100 || options.time.size() == 1, "--time takes h100 or profiles, not both");
+  require(!h100 || gpu, "--time h100 is for ranks on GPUs; add --train.device cuda");
+  require(!h100 || config.train.precision != "fp32",
+          "--time h100 knows kernels of bf16 alone; add --train.precision bf16");
+  require(config.shard.offload == "none", "--time does not know the copies of shard.offload {}",
+          config.shard.offload);
+  require(!gpu || options.world_size == 1 || options.backend.empty() || options.backend == "nccl",
+          "--time does not know the copies of GPU data through {}", options.backend);
+  DeviceRates rates =
+      h100 ? h100_rates()
+           : rates_of_profiles(options.time, gpu ? "cuda" : "cpu", config.train.precision);
+  const auto rate = [](const char* option, const std::string& text) {
+    return static_cast<double>(parse_bytes(option, text));
+  };
+  if (options.link) rates.links.in_host = rate("--link", *options.link);
+  if (options.network) rates.links.between_hosts = rate("--network", *options.network);
+  const int per_host = options.per_host > 0 ? options.per_host : options.world_size;
+  rates.links.per_host = per_host;
+  require(options.world_size == 1 || rates.links.in_host > 0,
+          "a profile has no times of links; give --link, the bytes per second that a rank sends to "
+          "its host");
+  require(options.world_size <= per_host || rates.links.between_hosts > 0,
+          "a profile has no times of links; give --network, the bytes per second that a rank sends "
+          "to other hosts");
+  return rates;
+}
+
+// Kernels of less are not printed.
+constexpr double kShownShare = 0.002;
+
+// What a step's time says about speed.
+struct Speed {
+  double seconds = 0, tokens_per_s = 0;
+  double share = 0;  // of the peak rate, recomputation included; 0: the peak is not known
+};
+
+Speed speed_of(const RankPlan& plan, const DeviceRates& rates) {
+  const double seconds = plan.time.seconds + rates.between_steps;
+  return {.seconds = seconds,
+          .tokens_per_s = static_cast<double>(plan.tokens) / seconds,
+          .share = rates.peak_flops > 0 ? plan.flops / seconds / rates.peak_flops : 0};
+}
+
+void print_time(const RankPlan& plan, const Speed& speed, const DeviceRates& rates) {
+  const StepTime& time = plan.time;
+  fmt::print("time        {:.1f} ms per step, {:.0f} tokens/s", speed.seconds * 1e3,
+             speed.tokens_per_s);
+  if (speed.share > 0)
+    fmt::print(", {:.1f}% of the peak rate (recomputation counts)", speed.share * 100);
+  fmt::print("\n            estimated by {}\n", rates.name);
+  std::vector<std::pair<std::string, StepTime::Kernel>> rows(time.kernels.begin(),
+                                                             time.kernels.end());
+  std::ranges::sort(rows, std::greater{}, [](const auto& row) { return row.second.seconds; });
+  fmt::print("            {:<26} {:>7} {:>10} {:>7} {:>9} {:>8}\n", "", "calls", "ms", "share",
+             "TFLOP/s", "GB/s");
+  for (const auto& [name, kernel] : rows)
+    if (kernel.seconds > kShownShare * speed.seconds)
+      fmt::print("            {:<26} {:>7.0f} {:>10.2f} {:>6.1f}% {:>9} {:>8.0f}\n", name,
+                 kernel.calls, kernel.seconds * 1e3, kernel.seconds / speed.seconds * 100,
+                 kernel.work.flops > 0
+                     ? fmt::format("{:.3g}", kernel.work.flops / kernel.seconds * 1e-12)
+                     : "",
+                 (kernel.work.read + kernel.work.written) / kernel.seconds * 1e-9);
+  const auto rest = [&](const char* what, double seconds) {
+    if (seconds > kShownShare * speed.seconds)
+      fmt::print("            {:<26} {:>7} {:>10.2f} {:>6.1f}%\n", what, "", seconds * 1e3,
+                 seconds / speed.seconds * 100);
+  };
+  rest("waiting for collectives", time.waits);
+  rest("between steps", rates.between_steps);
+  std::string guessed;
+  for (const auto& [name, kernel] : rows)
+    if (!rates.kernels.knows(name) && kernel.seconds > kShownShare * speed.seconds)
+      guessed += (guessed.empty() ? "" : ", ") + name;
+  if (!guessed.empty())
+    fmt::print("            without rates of their own, timed like all others: {}\n", guessed);
+}
+
+ordered_json time_json(const RankPlan& plan, const Speed& speed) {
+  ordered_json json = {{"ms_per_step", speed.seconds * 1e3},
+                       {"tokens_per_s", speed.tokens_per_s},
+                       {"ms_waiting_for_collectives", plan.time.waits * 1e3}};
+  if (speed.share > 0) json["share_of_peak"] = speed.share;
+  for (const auto& [name, kernel] : plan.time.kernels)
+    json["kernels"][name] = {{"calls", kernel.calls},
+                             {"ms", kernel.seconds * 1e3},
+                             {"bytes", kernel.work.read + kernel.work.written},
+                             {"flops", kernel.work.flops}};
+  return json;
+}
+
 int run(const Options& options, const std::vector<std::string>& words) {
   Config config = load_config(parse_train_arguments(words), tessera_environment());
   config.validate(options.world_size, false);
@@ -140,12 +241,14 @@ int run(const Options& options, const std::vector<std::string>& words) {
   require(gpu || options.backend != "nccl",
           "--backend nccl is for ranks on GPUs; add --train.device cuda");
   const Planner planner(options);
-  const std::int64_t memory = options.memory ? parse_bytes(*options.memory) : 0;
+  const std::int64_t memory = options.memory ? parse_bytes("--memory", *options.memory) : 0;
   const int world = options.world_size;
 
+  const std::optional<DeviceRates> rates = rates_for(options, config, gpu);
   std::vector<RankPlan> plans;
   const int each = world <= kPlannedOneByOne ? world : 2;
-  for (int rank = 0; rank < each; ++rank) plans.push_back(planner.plan(config, rank));
+  for (int rank = 0; rank < each; ++rank)
+    plans.push_back(planner.plan(config, rank, rank == 0 && rates ? &*rates : nullptr));
   const RankPlan& first = plans.front();
   std::int64_t peak = 0;
   for (const RankPlan& plan : plans) peak = std::max(peak, plan.peak);
@@ -153,9 +256,9 @@ int run(const Options& options, const std::vector<std::string>& words) {
   const std::vector<MemoryChange> changes =
       memory_changes(config, world, [&](const Config& c) { return planner.peak(c); });
   const std::int64_t largest = memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
-  const auto sent = static_cast<double>(first.traffic.total());
-  const double compute_s = options.flops > 0 ? first.flops / options.flops : 0;
-  const double network_s = options.bandwidth > 0 ? sent / options.bandwidth : 0;
+  const Speed speed = rates ? speed_of(first, *rates) : Speed{};
+
+  if (options.timeline) io::write_file_atomically(*options.timeline, first.timeline);
 
   if (options.json) {
     ordered_json json;
@@ -173,8 +276,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
                                    {"reduce_scatter", first.traffic.reduce_scatter},
                                    {"all_reduce", first.traffic.all_reduce}};
     json["flops_per_step"] = first.flops;
-    if (compute_s > 0) json["compute_seconds_per_step"] = compute_s;
-    if (network_s > 0) json["network_seconds_per_step"] = network_s;
+    if (rates) json["time"] = time_json(first, speed);
     if (memory > 0) json["fits"] = needed <= memory;
     if (memory > 0) json["largest_micro_batch"] = largest;
     for (const MemoryChange& change : changes)
@@ -203,9 +305,7 @@ int run(const Options& options, const std::vector<std::string>& words) {
         format_bytes(first.traffic.total()), format_bytes(first.traffic.all_gather),
         format_bytes(first.traffic.reduce_scatter), format_bytes(first.traffic.all_reduce));
   fmt::print("work        {:.3g} floating-point operations per rank and step\n", first.flops);
-  if (compute_s > 0) fmt::print("time        {:.3g} s of computing per step\n", compute_s);
-  if (network_s > 0)
-    fmt::print("            {:.3g} s of communication, partly overlapped\n", network_s);
+  if (rates) print_time(first, speed, *rates);
   if (memory > 0)
     fmt::print("fits        {} into {}; largest micro-batch {}\n", needed <= memory ? "yes" : "no,",
                format_bytes(memory), largest == 0 ? "none" : std::to_string(largest));
@@ -220,18 +320,14 @@ int run(const Options& options, const std::vector<std::string>& words) {
 Command add_plan(CLI::App& parent) {
   const auto options = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand(
-      "plan", "Plan memory and traffic of a training run, without its data or a GPU");
+      "plan", "Plan memory, traffic and time of a training run, without its data or a GPU");
   app->footer(config_help());
   app->allow_extras();
-  const auto rate = [](const std::string& text) {
-    return CLI::NonNegativeNumber(text).empty() ? "" : "expected a number from 0";
-  };
-  const CLI::Validator kRate(rate, "NUMBER");
   app->add_option("--world", options->world_size, "Number of ranks")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app->add_option("--per-host", options->per_host,
-                  "Ranks per host, for shard.mode hybrid; all of them unless given")
+                  "Ranks per host, for shard.mode hybrid and --time; all of them unless given")
       ->check(CLI::PositiveNumber);
   app->add_option("--backend", options->backend,
                   "shm, tcp, or nccl on GPUs; nccl with --train.device cuda, else shm")
@@ -239,12 +335,21 @@ Command add_plan(CLI::App& parent) {
   app->add_option("--memory", options->memory,
                   "Memory of a rank, such as 80GB: exit 5 if the plan exceeds it, and find the "
                   "largest micro-batch");
-  app->add_option("--flops", options->flops,
-                  "Floating-point operations per second of a rank, to estimate time")
-      ->check(kRate);
-  app->add_option("--bandwidth", options->bandwidth,
-                  "Bytes per second that a rank sends, to estimate time")
-      ->check(kRate);
+  auto* const time =
+      app->add_option(
+             "--time", options->time,
+             "Estimate the time of a step: h100, or a profile that train --train.profile "
+             "wrote on one rank of this kind; may be repeated, for profiles of several sizes")
+          ->allow_extra_args(false);
+  app->add_option("--link", options->link,
+                  "Bytes per second that a rank sends within its host, such as 360GB")
+      ->needs(time);
+  app->add_option("--network", options->network,
+                  "Bytes per second that a rank sends to other hosts, such as 45GB")
+      ->needs(time);
+  app->add_option("--timeline", options->timeline,
+                  "Write the estimated step as a Chrome trace to this file")
+      ->needs(time);
   app->add_flag("--json", options->json, "One JSON object on standard output");
   return {app, [options, app] { return run(*options, app->remaining()); }};
 }

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "comm/sharding/replica_check.h"
 #include "comm/sharding/sharded_model.h"
 #include "core/base/memory.h"
 #include "core/base/system_memory.h"
+#include "core/base/trace.h"
 #include "io/checkpoint/async_saver.h"
 #include "io/data/sampler.h"
 #include "models/language_model.h"
@@ -44,6 +46,35 @@ comm::Traffic operator+(const comm::Traffic& a, const comm::Traffic& b) {
           a.all_reduce + b.all_reduce};
 }
 comm::Traffic operator-(const comm::Traffic& a, const comm::Traffic& b) { return a + b * -1; }
+
+// What the trace has recorded so far.
+StepTime recorded(const Trace& trace) {
+  StepTime time{.seconds = trace.planned_now(), .waits = trace.planned_waits(), .kernels = {}};
+  for (const KernelTime& kernel : trace.planned_kernels()) {
+    StepTime::Kernel& sum = time.kernels[kernel.kernel];
+    sum.calls += 1;
+    sum.seconds += kernel.seconds;
+    sum.work.read += kernel.work.read;
+    sum.work.written += kernel.work.written;
+    sum.work.flops += kernel.work.flops;
+  }
+  return time;
+}
+
+// a + b * n
+StepTime plus(StepTime a, const StepTime& b, double n) {
+  a.seconds += b.seconds * n;
+  a.waits += b.waits * n;
+  for (const auto& [name, kernel] : b.kernels) {
+    StepTime::Kernel& sum = a.kernels[name];
+    sum.calls += kernel.calls * n;
+    sum.seconds += kernel.seconds * n;
+    sum.work.read += kernel.work.read * n;
+    sum.work.written += kernel.work.written * n;
+    sum.work.flops += kernel.work.flops * n;
+  }
+  return a;
+}
 
 // More micro-batches than these change nothing but the traffic.
 constexpr std::int64_t kMicroBatches = 3;
@@ -114,9 +145,17 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
       if (rank == 0) generate(*model, context, prompt, config.train.sample_tokens, {}, {}, {});
       sharded.end_evaluation();
     }
+    // The evaluation and the sample leave weights gathered, which a step does not find otherwise.
+    trainer.step(kSteps, 0, *loader, no_signal);
     const comm::Traffic before = traffic();
     const double flops_before = context->planned_flops();
-    trainer.step(kSteps, 0, *loader, no_signal);
+    std::optional<Trace> trace;
+    if (options.rates != nullptr) trace.emplace(*context, *options.rates);
+    trainer.step(kSteps + 1, 0, *loader, no_signal);
+    if (trace) {
+      result.time = recorded(*trace);
+      result.timeline = trace->to_json(rank, fmt::format("rank {}, planned", rank));
+    }
 
     if (!beside && config.checkpoint.every > 0 &&
         sharded.state_context()->target().type == DeviceType::CUDA)
@@ -132,17 +171,24 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
       const comm::Traffic three = traffic();
       loader.reset();  // so that there is one at a time, as in a run
       loader = loader_of(kMicroBatches - 1);
-      trainer.step(kSteps + 1, 0, *loader, no_signal);
+      trainer.step(kSteps + 2, 0, *loader, no_signal);
       result.traffic =
           result.traffic + (result.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
+      if (trace) {
+        const StepTime last = plus(recorded(*trace), result.time, -1);
+        const StepTime one = plus(result.time, last, -1);
+        result.time = plus(result.time, one, static_cast<double>(micro_batches - kMicroBatches));
+      }
     }
   };
   static_cast<train::MemoryPlan&>(result) = train::plan({.context = options.context,
                                                          .backend = options.backend,
                                                          .rank = rank,
-                                                         .world_size = world_size},
+                                                         .world_size = world_size,
+                                                         .links = options.links},
                                                         program);
   result.flops = flops;
+  result.tokens = config.train.global_batch * config.model.seq_len;
   return result;
 }
 

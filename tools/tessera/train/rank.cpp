@@ -320,16 +320,21 @@ void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
 void Rank::profile() {
   constexpr std::int64_t kSkipped = 2, kTraced = 3;
   if (config_.train.profile.empty()) return;
-  const std::int64_t first = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
-  if (state_.step == first) trace_ = std::make_unique<Trace>(*context_);
-  if (state_.step == first + kTraced) write_profile();
+  first_traced_ = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
+  if (state_.step == first_traced_) trace_ = std::make_unique<Trace>(*context_);
+  if (state_.step == first_traced_ + kTraced) write_profile();
 }
 
 void Rank::write_profile() {
   if (!trace_) return;
   const fs::path file = profile_file(config_, rank_);
   try {
-    io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_)));
+    const std::map<std::string, std::string> about = {
+        {"device", context_->device().type == DeviceType::CUDA ? "cuda" : "cpu"},
+        {"precision", config_.train.precision},
+        {"ranks", std::to_string(world_size_)},
+        {"steps", std::to_string(state_.step - first_traced_)}};
+    io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_), about));
     note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
   } catch (const IoError& error) {
     note(fmt::format("warning: the trace of the last steps is lost: {}", error.what()));
