@@ -11,18 +11,19 @@ namespace tessera::kernels {
 TESSERA_CPU_KERNEL(adamw, AdamW)
 
 void adamw(Context& context, const AdamW& given) {
-  if (given.param.numel() == 0) return;
   AdamW args = given;
   const auto t = static_cast<double>(args.step);
-  args.rates = {.decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
-                .rate = static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, t))),
-                .v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, t))),
+  args.rates = {.v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, t))),
                 .scale = static_cast<float>(args.grad_scale),
+                .eps = static_cast<float>(args.eps),
                 .beta1 = static_cast<float>(args.beta1),
                 .beta2 = static_cast<float>(args.beta2),
                 .one_minus_beta1 = static_cast<float>(1.0 - args.beta1),
-                .one_minus_beta2 = static_cast<float>(1.0 - args.beta2),
-                .eps = static_cast<float>(args.eps)};
+                .one_minus_beta2 = static_cast<float>(1.0 - args.beta2)};
+  for (AdamWRange& range : args.ranges) {
+    range.decay = static_cast<float>(1.0 - range.lr * range.weight_decay);
+    range.rate = static_cast<float>(range.lr / (1.0 - std::pow(args.beta1, t)));
+  }
   TESSERA_DISPATCH(adamw, context, args);
 }
 

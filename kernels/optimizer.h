@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/base/rng.h"
 #include "core/base/tensor_view.h"
@@ -11,38 +12,47 @@ class Context;
 
 namespace tessera::kernels {
 
-/// Settings of AdamW in f32, and rates that adamw() computes once per step in f64: decay = 1 - lr
-/// wd, rate = lr / (1 - b1^t) and v_scale = 1 / sqrt(1 - b2^t).
+/// Settings of AdamW in f32; v_scale = 1 / sqrt(1 - b2^t).
 struct AdamWRates {
-  float decay = 1, rate = 0, v_scale = 0;
-  float scale = 1, beta1 = 0, beta2 = 0, one_minus_beta1 = 1, one_minus_beta2 = 1, eps = 0;
+  float v_scale = 0, scale = 1, eps = 0;
+  float beta1 = 0, beta2 = 0, one_minus_beta1 = 1, one_minus_beta2 = 1;
 };
 
-/// One AdamW step over a flat range, in one pass over weights and moments.
+/// Elements [begin, end) of the tensors of an AdamW step, with settings of their own.
+struct AdamWRange {
+  std::int64_t begin = 0, end = 0;
+  double lr = 0, weight_decay = 0;
+  std::uint64_t place = 0;          ///< stream of random words
+  std::uint64_t first_element = 0;  ///< number of the first element's word
+  /// Written by adamw(), which computes them in f64: 1 - lr wd, and lr / (1 - b1^t).
+  float decay = 1, rate = 0;
+};
+
+/// One AdamW step over ranges of a flat buffer, in one pass over weights and moments.
 ///
 /// param                      [n] f32 or bf16, contiguous
 /// grad, exp_avg, exp_avg_sq  [n] f32, contiguous
+/// ranges                     disjoint; other elements do not change
 /// factor                     optional, one f32, multiplies grad_scale; if NaN, nothing changes
 ///                            (see ClipFactor)
 /// copy                       optional, [n] bf16, contiguous: receives the new param, rounded
 ///   g = grad_scale * grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 ///   param = param (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 /// Computes in f32. A bf16 param is rounded to nearest or, with `stochastic`, away from zero with a
-/// probability equal to the discarded fraction, so that small updates count on average. Param i
-/// uses word first_element + i of the stream (Rounding, step, place) of the seed. Sources:
-/// Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2 (as in PyTorch's AdamW); stochastic
-/// rounding: Gupta et al. 2015, arXiv:1502.02551.
+/// probability equal to the discarded fraction, so that small updates count on average. Element i of
+/// a range uses word first_element + i of the stream (Rounding, step, place) of the seed. On a GPU, up
+/// to 64 ranges are one launch. Sources: Loshchilov and Hutter 2019, arXiv:1711.05101,
+/// algorithm 2 (as in PyTorch's AdamW); stochastic rounding: Gupta et al. 2015, arXiv:1502.02551.
 struct AdamW {
   TensorView param, grad, exp_avg, exp_avg_sq;
-  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  std::vector<AdamWRange> ranges;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   std::int64_t step = 1;  ///< t, from 1
   double grad_scale = 1.0;
   TensorView factor{}, copy{};
   bool stochastic = false;
   const RngStep* rng = nullptr;  ///< seed of the rounding, in device memory
-  std::uint64_t place = 0;       ///< number of the sharded unit
-  std::uint64_t first_element = 0;
-  AdamWRates rates{};  ///< written by adamw()
+  AdamWRates rates{};            ///< written by adamw(), which computes them in f64
 };
 void adamw(Context& context, const AdamW& args);
 

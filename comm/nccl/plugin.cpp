@@ -15,6 +15,11 @@ using cuda::check;
 
 constexpr int kOldestVersion = 21800;  // first with ncclCommFinalize and non-blocking mode
 
+// Most blocks that a collective runs: each holds a multiprocessor, and collectives overlap with
+// compute. NCCL alone runs up to 24 for rings within a host of H100s, where 16 are its choice for
+// NVLink SHARP, and from 16 on adds none for the network. NCCL_MAX_CTAS overrides this.
+constexpr int kMaxCtas = 16;
+
 ncclDataType_t reduced_type(DType dtype) {
   switch (dtype) {
     case DType::F32:
@@ -95,6 +100,7 @@ class Driver final : public NcclDriver {
     std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    config.maxCTAs = kMaxCtas;
     return status_of(ncclCommInitRankConfig(&comm_, world_size, id, rank, &config));
   }
 

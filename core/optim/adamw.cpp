@@ -45,38 +45,40 @@ void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
   if (copy.defined()) ops::check_dense("adamw", "copy", copy, DType::BF16, param.shape());
   require(options.step >= 1, "adamw: step counts from 1, got {}", options.step);
 
-  const auto run = [&](std::int64_t begin, std::int64_t end, const auto& settings,
+  kernels::AdamW args{.param = param.view(),
+                      .grad = grad.view(),
+                      .exp_avg = exp_avg.view(),
+                      .exp_avg_sq = exp_avg_sq.view(),
+                      .ranges = {},
+                      .beta1 = options_.beta1,
+                      .beta2 = options_.beta2,
+                      .eps = options_.eps,
+                      .step = options.step,
+                      .factor = options.factor.view(),
+                      .copy = copy.defined() ? copy.view() : TensorView{},
+                      .stochastic = is_half,
+                      .rng = is_half ? param.context()->rng_step() : nullptr};
+  const auto add = [&](std::int64_t begin, std::int64_t end, const auto& settings,
                        std::uint64_t place, std::int64_t first_element) {
-    const auto part = [&](const Tensor& t) { return t.alias({end - begin}, {1}, begin).view(); };
-    kernels::adamw(*param.context(), {.param = part(param),
-                                      .grad = part(grad),
-                                      .exp_avg = part(exp_avg),
-                                      .exp_avg_sq = part(exp_avg_sq),
-                                      .lr = options.lr * static_cast<double>(settings.lr_scale),
-                                      .beta1 = options_.beta1,
-                                      .beta2 = options_.beta2,
-                                      .eps = options_.eps,
-                                      .weight_decay = settings.decay ? options_.weight_decay : 0.0,
-                                      .step = options.step,
-                                      .factor = options.factor.view(),
-                                      .copy = copy.defined() ? part(copy) : TensorView{},
-                                      .stochastic = is_half,
-                                      .rng = is_half ? param.context()->rng_step() : nullptr,
-                                      .place = place,
-                                      .first_element = static_cast<std::uint64_t>(first_element)});
+    args.ranges.push_back({.begin = begin,
+                           .end = end,
+                           .lr = options.lr * static_cast<double>(settings.lr_scale),
+                           .weight_decay = settings.decay ? options_.weight_decay : 0.0,
+                           .place = place,
+                           .first_element = static_cast<std::uint64_t>(first_element)});
   };
-  if (!is_half) {
-    for (const UpdateRange& range : update_ranges(segment.layout, segment.first, param.numel()))
-      run(range.begin, range.end, range, 0, 0);
-    return;
+  const ShardLayout& layout = segment.layout;
+  if (is_half) {  // by parameter, so that random draws do not depend on units
+    for (const SlotRange& range : layout.ranges(segment.first, segment.first + param.numel())) {
+      const ParameterSlot& slot = layout.slots()[static_cast<std::size_t>(range.slot)];
+      add(range.offset, range.offset + range.end - range.begin, slot, hash_text(slot.name),
+          range.begin);
+    }
+  } else {
+    for (const UpdateRange& range : update_ranges(layout, segment.first, param.numel()))
+      add(range.begin, range.end, range, 0, 0);
   }
-  // By parameter, so that random draws do not depend on units.
-  for (const SlotRange& range :
-       segment.layout.ranges(segment.first, segment.first + param.numel())) {
-    const ParameterSlot& slot = segment.layout.slots()[static_cast<std::size_t>(range.slot)];
-    run(range.offset, range.offset + range.end - range.begin, slot, hash_text(slot.name),
-        range.begin);
-  }
+  kernels::adamw(*param.context(), args);
 }
 
 }  // namespace tessera::optim

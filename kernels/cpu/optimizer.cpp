@@ -16,14 +16,14 @@ TESSERA_CPU_BEGIN
 namespace {
 
 // Updates the moments of a weight and returns its new value.
-inline float updated(const AdamWRates& r, float param, float grad, float& exp_avg,
-                     float& exp_avg_sq) {
+inline float updated(const AdamWRates& r, const AdamWRange& range, float param, float grad,
+                     float& exp_avg, float& exp_avg_sq) {
   const float g = r.scale * grad;
   const float m = r.beta1 * exp_avg + r.one_minus_beta1 * g;
   const float v = r.beta2 * exp_avg_sq + r.one_minus_beta2 * g * g;
   exp_avg = m;
   exp_avg_sq = v;
-  return param * r.decay - r.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
+  return param * range.decay - range.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
 }
 
 // Rounds away from zero with a probability equal to the discarded fraction.
@@ -36,37 +36,39 @@ BFloat16 round_stochastically(float value, std::uint32_t random) {
 }
 
 template <typename P, bool kCopy>
-void run(Context& context, const AdamW& args, const AdamWRates& r) {
+void run(Context& context, const AdamW& args, const AdamWRates& r, const AdamWRange& range) {
   RngKey rounding;
   if (args.stochastic) {
     rounding = RngKey::make(args.rng->seed, RngPurpose::Rounding,
-                            static_cast<std::uint64_t>(args.step), args.place);
+                            static_cast<std::uint64_t>(args.step), range.place);
   }
-  auto* param = static_cast<P*>(args.param.data);
-  const auto* grad = static_cast<const float*>(args.grad.data);
-  auto* exp_avg = static_cast<float*>(args.exp_avg.data);
-  auto* exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data);
-  auto* copy = static_cast<BFloat16*>(args.copy.data);
-  for_elements(context, args.param.numel(), [=, &args](std::int64_t begin, std::int64_t end) {
+  auto* param = static_cast<P*>(args.param.data) + range.begin;
+  const auto* grad = static_cast<const float*>(args.grad.data) + range.begin;
+  auto* exp_avg = static_cast<float*>(args.exp_avg.data) + range.begin;
+  auto* exp_avg_sq = static_cast<float*>(args.exp_avg_sq.data) + range.begin;
+  auto* copy = kCopy ? static_cast<BFloat16*>(args.copy.data) + range.begin : nullptr;
+  const auto body = [=, &args](std::int64_t begin, std::int64_t end) {
     if (args.stochastic) {
       if constexpr (std::is_same_v<P, BFloat16>) {
         std::array<std::uint32_t, 4> words{};
         for (std::int64_t i = begin; i < end; ++i) {
-          const std::uint64_t at = args.first_element + static_cast<std::uint64_t>(i);
+          const std::uint64_t at = range.first_element + static_cast<std::uint64_t>(i);
           if (i == begin || at % 4 == 0) words = rounding.words(at / 4);
           param[i] = round_stochastically(
-              updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]), words[at % 4]);
+              updated(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]),
+              words[at % 4]);
         }
       }
       return;
     }
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i) {
-      const float value = updated(r, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]);
+      const float value = updated(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]);
       store(param + i, value);
       if constexpr (kCopy) store(copy + i, value);
     }
-  });
+  };
+  for_elements(context, range.end - range.begin, body);
 }
 
 }  // namespace
@@ -77,12 +79,14 @@ void adamw(Context& context, const AdamW& args) {
   if (std::isnan(factor)) return;
   AdamWRates rates = args.rates;
   rates.scale *= factor;
-  if (args.param.dtype == DType::BF16)
-    run<BFloat16, false>(context, args, rates);
-  else if (args.copy.data != nullptr)
-    run<float, true>(context, args, rates);
-  else
-    run<float, false>(context, args, rates);
+  for (const AdamWRange& range : args.ranges) {
+    if (args.param.dtype == DType::BF16)
+      run<BFloat16, false>(context, args, rates, range);
+    else if (args.copy.data != nullptr)
+      run<float, true>(context, args, rates, range);
+    else
+      run<float, false>(context, args, rates, range);
+  }
 }
 
 void clip_factor(Context&, const ClipFactor& args) {

@@ -9,16 +9,21 @@
 namespace tessera::kernels::cuda {
 
 /// Calls body(i, std::integral_constant<int, N>) for the elements [i, i + N) of each whole pack in
-/// [0, n), then with N = 1 for each element that remains.
+/// [0, n), then with N = 1 for each element that remains. Shared by `step` threads; this is `first`.
 template <int N, typename Body>
-__global__ void __launch_bounds__(ElementwiseShape::kThreads)
-    elementwise_kernel(std::int64_t n, Body body) {
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+__device__ __forceinline__ void for_packs(std::int64_t n, std::int64_t first, std::int64_t step,
+                                          const Body& body) {
   const std::int64_t whole = n / N;
   for (std::int64_t i = first; i < whole; i += step) body(i * N, std::integral_constant<int, N>{});
   for (std::int64_t i = whole * N + first; i < n; i += step)
     body(i, std::integral_constant<int, 1>{});
+}
+
+template <int N, typename Body>
+__global__ void __launch_bounds__(ElementwiseShape::kThreads)
+    elementwise_kernel(std::int64_t n, Body body) {
+  for_packs<N>(n, static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+               static_cast<std::int64_t>(gridDim.x) * blockDim.x, body);
 }
 
 /// Whether all addresses are multiples of 16 bytes.

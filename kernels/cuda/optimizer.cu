@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/device/random.h"
@@ -27,10 +28,13 @@ struct AdamWBody {
   const float* factor;
   AdamWRates rates;
   const RngStep* rng;
-  std::uint64_t step, place, first_element;
+  std::uint64_t step;
+  AdamWRange range{};
 
   template <int N>
-  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+  __device__ __forceinline__ void operator()(std::int64_t at,
+                                             std::integral_constant<int, N>) const {
+    const std::int64_t i = range.begin + at;
     float g_scale = rates.scale;
     if (factor != nullptr) {
       const float clip = *factor;
@@ -44,14 +48,14 @@ struct AdamWBody {
     Pack<BFloat16, N> rounded;
     std::uint32_t words[N];
     if constexpr (kStochastic)
-      draw<N>(RngKey::make(rng->seed, RngPurpose::Rounding, step, place),
-              first_element + static_cast<std::uint64_t>(i), words);
+      draw<N>(RngKey::make(rng->seed, RngPurpose::Rounding, step, range.place),
+              range.first_element + static_cast<std::uint64_t>(at), words);
     for (int k = 0; k < N; ++k) {
       const float g = g_scale * gradients[k];
       m[k] = rates.beta1 * m[k] + rates.one_minus_beta1 * g;
       v[k] = rates.beta2 * v[k] + rates.one_minus_beta2 * g * g;
-      const float value = widen(weights[k]) * rates.decay -
-                          rates.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + rates.eps);
+      const float value = widen(weights[k]) * range.decay -
+                          range.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + rates.eps);
       if constexpr (kStochastic)
         weights[k] = round_stochastically(value, words[k]);
       else
@@ -65,6 +69,26 @@ struct AdamWBody {
   }
 };
 
+// Ranges of one launch; blocks [first_block[r], first_block[r + 1]) update range r.
+struct AdamWRanges {
+  static constexpr int kMost = 64;
+  AdamWRange range[kMost];
+  unsigned first_block[kMost + 1] = {};
+};
+
+template <int N, typename Body>
+__global__ void __launch_bounds__(ElementwiseShape::kThreads)
+    adamw_kernel(AdamWRanges ranges, Body body) {
+  static_assert(sizeof(ranges) + sizeof(body) <= 4096, "the limit of a kernel's arguments");
+  int r = 0;
+  while (ranges.first_block[r + 1] <= blockIdx.x) ++r;
+  body.range = ranges.range[r];
+  const unsigned block = blockIdx.x - ranges.first_block[r];
+  const unsigned blocks = ranges.first_block[r + 1] - ranges.first_block[r];
+  for_packs<N>(body.range.end - body.range.begin, block * blockDim.x + threadIdx.x,
+               blocks * blockDim.x, body);
+}
+
 template <typename P, bool kCopy, bool kStochastic>
 void run(Context& context, const AdamW& args) {
   const AdamWBody<P, kCopy, kStochastic> body{
@@ -76,12 +100,25 @@ void run(Context& context, const AdamW& args) {
       .factor = static_cast<const float*>(args.factor.data),
       .rates = args.rates,
       .rng = args.rng,
-      .step = static_cast<std::uint64_t>(args.step),
-      .place = args.place,
-      .first_element = args.first_element};
-  launch_elementwise<kPack<float>>(
-      context, "adamw", args.param.numel(),
-      is_aligned(body.param, body.grad, body.exp_avg, body.exp_avg_sq, body.copy), body);
+      .step = static_cast<std::uint64_t>(args.step)};
+  constexpr int kWidth = kPack<float>;
+  const bool aligned =
+      is_aligned(body.param, body.grad, body.exp_avg, body.exp_avg_sq, body.copy) &&
+      std::ranges::all_of(args.ranges, [](const AdamWRange& r) { return r.begin % kWidth == 0; });
+  for (std::size_t done = 0; done < args.ranges.size();) {
+    AdamWRanges ranges;
+    unsigned blocks = 0;
+    for (int r = 0; r < AdamWRanges::kMost && done < args.ranges.size(); ++r, ++done) {
+      ranges.range[r] = args.ranges[done];
+      blocks += ElementwiseShape::blocks(ranges.range[r].end - ranges.range[r].begin,
+                                         aligned ? kWidth : 1);
+      ranges.first_block[r + 1] = blocks;
+    }
+    visit_pack<float>(aligned, [&]<int N>(std::integral_constant<int, N>) {
+      launch(context, "adamw", adamw_kernel<N, AdamWBody<P, kCopy, kStochastic>>,
+             LaunchShape{blocks, ElementwiseShape::kThreads}, ranges, body);
+    });
+  }
 }
 
 struct Square {

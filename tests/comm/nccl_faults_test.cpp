@@ -1,4 +1,6 @@
 // Failures of NCCL, ranks, devices and the store, with NCCL simulated on host threads.
+#include <limits>
+
 #include "comm/nccl.h"
 #include "tests/comm/collective_checks.h"
 #include "tests/comm/fake_nccl_ranks.h"
@@ -233,6 +235,26 @@ TEST_CASE("if NCCL's abort hangs, the process is ended") {
   REQUIRE(ranks.stuck.size() == 1);
   CHECK(ranks.stuck[0].find("barrier#0") == 0);
   device_context().reset();
+}
+
+TEST_CASE("a launch that NCCL never finishes fails at its deadline") {
+  FakeRanks ranks(2);
+  const auto results = run_ranks(2, [&](int rank) {
+    const auto c = ranks.join(rank);
+    meet(*c);
+    ranks.state(rank)->polls_in_progress = std::numeric_limits<int>::max();
+    std::vector<float> x(2);
+    const Mirror<float> mirror(x);
+    const Stopwatch watch;
+    CHECK_THROWS_AS(c->all_gather(mirror.view(), {.label = "h.1"}), CommError);
+    expect(watch.wall() >= ranks.timeout && watch.elapsed() < 3s, "time", rank, 0);
+    c->check();
+  });
+  for (const RankResult& result : results) {
+    CHECK(result.error.find("all_gather#1 (h.1)") != std::string::npos);
+  }
+  for (const auto& state : ranks.states) CHECK(state->aborts == 1);
+  CHECK(ranks.stuck.empty());
 }
 
 TEST_CASE("if a caller is stuck in NCCL, the process is ended") {

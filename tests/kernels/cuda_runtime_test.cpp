@@ -105,6 +105,19 @@ TEST_CASE_FIXTURE(Fixture, "a GPU is described by name, PCI id and memory") {
   CHECK(backend.memory().total == std::int64_t{1} << 30);
 }
 
+TEST_CASE_FIXTURE(Fixture, "devices of one process access each other's memory where they can") {
+  gpu.count = 3;
+  gpu.peers = {{0, 1}, {1, 0}};
+  const cuda::CudaBackend first(0), same(0);
+  CHECK(gpu.access.empty());
+  const cuda::CudaBackend third(2);
+  { const cuda::CudaBackend second(1); }
+  CHECK(gpu.access == gpu.peers);
+  gpu.calls.clear();
+  const cuda::CudaBackend again(1);
+  CHECK(gpu.calls["cudaMemPoolSetAccess"] == 4);  // with each pool of cuda:0
+}
+
 TEST_CASE_FIXTURE(Fixture, "out of memory: cached memory is released first") {
   cuda::CudaBackend backend(0);
   Allocator& allocator = backend.allocator();

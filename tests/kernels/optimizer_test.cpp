@@ -9,6 +9,7 @@ namespace {
 
 using kernels::AdamW;
 using kernels::adamw;
+using kernels::AdamWRange;
 using kernels::sum_of_squares;
 
 struct State {
@@ -18,9 +19,14 @@ struct State {
         exp_avg(DType::F32, {n}),
         exp_avg_sq(DType::F32, {n}) {}
   AdamW args() const {
-    return {
-        param.view(), grad.view(), exp_avg.view(), exp_avg_sq.view(), 1e-2, 0.9, 0.95, 1e-8, 0.1, 1,
-        0.5};
+    return {.param = param.view(),
+            .grad = grad.view(),
+            .exp_avg = exp_avg.view(),
+            .exp_avg_sq = exp_avg_sq.view(),
+            .ranges = {{.end = param.view().numel(), .lr = 1e-2, .weight_decay = 0.1}},
+            .beta1 = 0.9,
+            .beta2 = 0.95,
+            .grad_scale = 0.5};
   }
   Buffer param, grad, exp_avg, exp_avg_sq;
 };
@@ -42,8 +48,9 @@ TEST_CASE("adamw matches its definition over several steps") {
           const double t = static_cast<double>(step);
           const double m_hat = m[i] / (1 - std::pow(args.beta1, t));
           const double v_hat = v[i] / (1 - std::pow(args.beta2, t));
-          param[i] = param[i] * (1 - args.lr * args.weight_decay) -
-                     args.lr * m_hat / (std::sqrt(v_hat) + args.eps);
+          const AdamWRange& range = args.ranges[0];
+          param[i] = param[i] * (1 - range.lr * range.weight_decay) -
+                     range.lr * m_hat / (std::sqrt(v_hat) + args.eps);
         }
       }
       check_close(state.exp_avg.values(), m, tolerance(DType::F32));
@@ -67,9 +74,11 @@ TEST_CASE("adamw only decays a weight whose gradient and moments are zero") {
   const auto context = Context::create();
   const Buffer param(DType::F32, {2}, 2.0), zero(DType::F32, {2}), m(DType::F32, {2}),
       v(DType::F32, {2});
-  AdamW args{param.view(), zero.view(), m.view(), v.view(), 0.5};
-  args.weight_decay = 0.25;
-  adamw(*context, args);
+  adamw(*context, {param.view(),
+                   zero.view(),
+                   m.view(),
+                   v.view(),
+                   {{.end = 2, .lr = 0.5, .weight_decay = 0.25}}});
   CHECK(param.values() == std::vector<double>(2, 2.0 * 0.875));
 }
 
@@ -82,6 +91,7 @@ TEST_CASE("adamw accepts misaligned ranges") {
       view->data = view->as<float>() + 1;
       view->shape = {33};
     }
+    args.ranges[0].end = 33;
     adamw(context, args);
     const auto want = whole.param.values(), got = part.param.values();
     CHECK(got[0] == State(34).param.values()[0]);
@@ -126,12 +136,12 @@ TEST_CASE("adamw updates a bf16 weight, rounded to nearest or stochastically") {
     const auto run = [&](std::uint64_t first_element, bool stochastic) {
       const Buffer param(DType::BF16, {kCount}, 1.0), m(DType::F32, {kCount}),
           v(DType::F32, {kCount});
-      AdamW args{param.view(), grad.view(), m.view(), v.view(), 1e-3};
+      AdamW args{param.view(), grad.view(), m.view(), v.view(), {{.end = kCount, .lr = 1e-3}}};
       args.stochastic = stochastic;
       context.set_rng_step({.seed = 7});
       args.rng = context.rng_step();
-      args.place = 1;
-      args.first_element = first_element;
+      args.ranges[0].place = 1;
+      args.ranges[0].first_element = first_element;
       adamw(context, args);
       return param.values();
     };
@@ -159,6 +169,62 @@ TEST_CASE("adamw updates a bf16 weight, rounded to nearest or stochastically") {
     CHECK(std::vector<double>(values.begin() + 3, values.end()) ==
           std::vector<double>(shifted.begin(), shifted.end() - 3));
   });
+}
+
+TEST_CASE("adamw gives a list of ranges the same bits as each range alone") {
+  constexpr std::int64_t kCount = 70000;
+  // Aligned for packs or not, with gaps, more than fit into a launch.
+  for (const std::int64_t alignment : {64, 1}) {
+    std::vector<AdamWRange> ranges;
+    for (std::int64_t begin = 0, r = 0; begin < kCount; ++r) {
+      const std::int64_t length = r % 7 == 0 ? 3000 : 1 + r * 37 % 400;
+      const std::int64_t end = std::min(begin + length, kCount);
+      ranges.push_back({.begin = begin,
+                        .end = end,
+                        .lr = 1e-3 * static_cast<double>(1 + r % 3),
+                        .weight_decay = r % 2 == 0 ? 0.1 : 0.0,
+                        .place = static_cast<std::uint64_t>(r),
+                        .first_element = static_cast<std::uint64_t>(r * 5)});
+      begin = (end + 1 + alignment - 1) / alignment * alignment;
+    }
+    REQUIRE(ranges.size() > 64);
+    for_each_context([&](Context& context) {
+      CAPTURE(alignment);
+      context.set_rng_step({.seed = 7});
+      const auto run = [&](DType dtype, bool stochastic, bool with_copy, bool at_once) {
+        const Buffer param(dtype, {kCount}, Buffer::normal(kCount, 1)),
+            grad(DType::F32, {kCount}, Buffer::normal(kCount, 2)), m(DType::F32, {kCount}),
+            v(DType::F32, {kCount}), copy(DType::BF16, {kCount});
+        AdamW args{param.view(), grad.view(), m.view(), v.view(), ranges};
+        args.stochastic = stochastic;
+        args.rng = context.rng_step();
+        if (with_copy) args.copy = copy.view();
+        if (at_once) {
+          adamw(context, args);
+        } else {
+          const auto whole = args;
+          for (AdamWRange range : ranges) {
+            const std::int64_t begin = range.begin, length = range.end - begin;
+            args.param = whole.param.narrow(0, begin, length);
+            args.grad = whole.grad.narrow(0, begin, length);
+            args.exp_avg = whole.exp_avg.narrow(0, begin, length);
+            args.exp_avg_sq = whole.exp_avg_sq.narrow(0, begin, length);
+            if (with_copy) args.copy = whole.copy.narrow(0, begin, length);
+            range.begin = 0;
+            range.end = length;
+            args.ranges = {range};
+            adamw(context, args);
+          }
+        }
+        return std::vector{param.bytes(), m.bytes(), v.bytes(), copy.bytes()};
+      };
+      for (const bool with_copy : {false, true})
+        CHECK(run(DType::F32, false, with_copy, true) == run(DType::F32, false, with_copy, false));
+      for (const bool stochastic : {false, true})
+        CHECK(run(DType::BF16, stochastic, false, true) ==
+              run(DType::BF16, stochastic, false, false));
+    });
+  }
 }
 
 TEST_CASE("clip_factor clips the norm, and is NaN for a non-finite total") {

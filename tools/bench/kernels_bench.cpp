@@ -239,8 +239,7 @@ AdamW adamw_of(DeviceMeasure& bench, std::int64_t n, DType dtype) {
              .grad = values(),
              .exp_avg = values(),
              .exp_avg_sq = values(),
-             .lr = 1e-4,
-             .weight_decay = 0.1};
+             .ranges = {{.end = n, .lr = 1e-4, .weight_decay = 0.1}}};
   fill(bench.context(), args.exp_avg_sq, 0.25);
   return args;
 }

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <mutex>
 
 #include "core/base/caching_allocator.h"
 #include "core/base/device_backend.h"
@@ -71,6 +72,27 @@ int checked_device(int index) {
   return index;
 }
 
+// Pools of the process, with their devices.
+struct OpenPools {
+  std::mutex mutex;
+  std::vector<std::pair<int, cudaMemPool_t>> pools;
+};
+OpenPools& open_pools() {
+  static auto& all = *new OpenPools;  // outlives every context
+  return all;
+}
+
+void allow_access(int device, cudaMemPool_t pool, int pool_device) {
+  int is_possible = 0;
+  if (device != pool_device)
+    check(cudaDeviceCanAccessPeer(&is_possible, device, pool_device), "cudaDeviceCanAccessPeer");
+  if (is_possible == 0) return;
+  cudaMemAccessDesc access{};
+  access.location = {cudaMemLocationTypeDevice, device};
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess");
+}
+
 }  // namespace
 
 CublasLt::CublasLt() {
@@ -80,6 +102,8 @@ CublasLt::CublasLt() {
 }
 
 /// Allocates from a CUDA memory pool, in the order of one stream. Keeps freed memory for reuse.
+/// Devices of the same process can access it where the hardware allows, because NCCL reads and writes
+/// the buffers of ranks in one process directly.
 class CudaBackend::DeviceAllocator final : public Allocator {
  public:
   DeviceAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {
@@ -90,8 +114,20 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     std::uint64_t keep_all = std::numeric_limits<std::uint64_t>::max();
     check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all),
           "cudaMemPoolSetAttribute");
+    OpenPools& open = open_pools();
+    const std::lock_guard lock(open.mutex);
+    for (const auto& [other_index, other] : open.pools) {
+      allow_access(other_index, pool_, index);
+      allow_access(index, other, other_index);
+    }
+    open.pools.emplace_back(index, pool_);
   }
-  ~DeviceAllocator() override { cudaMemPoolDestroy(pool_); }
+  ~DeviceAllocator() override {
+    OpenPools& open = open_pools();
+    const std::lock_guard lock(open.mutex);
+    std::erase(open.pools, std::pair(index_, pool_));
+    cudaMemPoolDestroy(pool_);
+  }
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 

@@ -32,7 +32,9 @@ struct CUevent_st {
   cudaStream_t stream = nullptr;
   std::size_t place = 0;
 };
-struct CUmemPoolHandle_st {};
+struct CUmemPoolHandle_st {
+  int device = 0;
+};
 
 namespace {
 
@@ -183,8 +185,20 @@ cudaError_t cudaFreeHost(void* data) {
   std::free(data);
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
-  return make("cudaMemPoolCreate", "pool", pool);
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  const cudaError_t status = make("cudaMemPoolCreate", "pool", pool);
+  if (status == cudaSuccess) (*pool)->device = properties->location.id;
+  return status;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = fake_gpu().peers.contains({device, peer}) ? 1 : 0;
+  return answer("cudaDeviceCanAccessPeer");
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* access,
+                                 size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    fake_gpu().access.insert({access[i].location.id, pool->device});
+  return answer("cudaMemPoolSetAccess");
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   fake_gpu().reserved = 0;

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::test {
@@ -22,11 +24,13 @@ struct FakeGpu {
   bool has_pools = true;
   std::size_t bytes = std::size_t{1} << 30;  ///< device memory
   int shared_bytes = 227 * 1024;             ///< limit per block
+  std::set<std::pair<int, int>> peers;       ///< (device, device whose memory it can access)
   /// Status of the next calls, by function name; then calls succeed.
   std::map<std::string, std::deque<cudaError_t>> fails;
 
-  std::map<std::string, int> calls;  ///< by function name
-  std::map<std::string, int> alive;  ///< "stream", "event", "pool", "pinned", "device"
+  std::map<std::string, int> calls;      ///< by function name
+  std::map<std::string, int> alive;      ///< "stream", "event", "pool", "pinned", "device"
+  std::set<std::pair<int, int>> access;  ///< (device, device whose pool it may access)
   std::size_t used = 0, reserved = 0;
   std::vector<const void*> launched;  ///< executed kernels, in order
 };
