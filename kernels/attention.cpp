@@ -8,22 +8,26 @@ namespace tessera::kernels {
 
 namespace {
 
-// Books cuDNN's workspace of a backward pass on Hopper, as plans of cuDNN 9.19 have it: the gradient of
-// queries in f32, or, if deterministic, of scores, if that is more, and a sum for each row of scores. A batch that takes
-// more than the limit runs in slices; of a sequence that does, tessera's own kernel.
+// Books cuDNN's workspace of a backward pass on Hopper, as plans of cuDNN 9.19 and 9.26 have it: a sum for each row
+// of scores; the gradient of queries in f32 or, if deterministic, of scores in tiles of 64 x 128; with grouped
+// queries, the gradients of keys and values for each query head. A batch that takes more than the limit runs in
+// slices; of a sequence that does, tessera's own kernel.
 void plan_library(Context& context, const AttentionBackward& args) {
   if (context.device().type != DeviceType::Meta || context.target().type != DeviceType::CUDA ||
       args.q.dtype != DType::BF16 || !args.variant.is_causal_only())
     return;
-  const std::int64_t scores = context.deterministic() ? 2 * args.k.shape[1] : 0;
-  const std::int64_t row = std::max(scores, 4 * args.q.shape[3]) + 4;
-  const std::int64_t batch = args.q.shape[0];
-  const std::int64_t sequence_bytes = args.log_sum_exp.numel() / batch * row;
-  std::int64_t slice = batch;
-  while (slice > 1 && !cuda::attention_workspace_fits(slice * sequence_bytes, slice))
-    slice = (slice + 1) / 2;
-  const std::int64_t bytes = slice * sequence_bytes;
-  if (cuda::attention_workspace_fits(bytes, slice)) context.plan_library("cuDNN attention", bytes);
+  const auto round_up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+  const std::int64_t queries = args.q.shape[1], heads = args.q.shape[2], dim = args.q.shape[3];
+  const std::int64_t keys = args.k.shape[1];
+  std::int64_t head_bytes = 4 * queries;
+  head_bytes +=
+      context.deterministic() ? 2 * round_up(queries, 64) * round_up(keys, 128) : 4 * queries * dim;
+  if (args.k.shape[2] != heads) head_bytes += 2 * 2 * keys * dim;
+  std::int64_t slice = args.q.shape[0];
+  const auto bytes = [&] { return slice * heads * head_bytes + 256; };
+  while (slice > 1 && !cuda::attention_workspace_fits(bytes(), slice)) slice = (slice + 1) / 2;
+  if (cuda::attention_workspace_fits(bytes(), slice))
+    context.plan_library("cuDNN attention", bytes());
 }
 
 }  // namespace

@@ -94,14 +94,12 @@ double share_of_groups(const Args& args) {
 KernelWork work(const Add& args) { return read(args.a, args.b).write(args.y); }
 
 KernelWork work(const AdamW& args) {
-  return read(args.param, args.grad, args.exp_avg, args.exp_avg_sq)
-      .write(args.param, args.exp_avg, args.exp_avg_sq, args.copy);
-}
-
-KernelWork work(const AttentionForward& args) {
-  return read(args.q, args.k, args.v)
-      .write(args.out, args.log_sum_exp)
-      .flops(attention_flops(args.q, args.k, args.variant, 2));
+  const KernelWork all = read(args.param, args.grad, args.exp_avg, args.exp_avg_sq)
+                             .write(args.param, args.exp_avg, args.exp_avg_sq, args.copy);
+  double share = 0;
+  for (const AdamWRange& range : args.ranges)
+    share += static_cast<double>(range.end - range.begin) / static_cast<double>(args.param.numel());
+  return {.read = share * all.read, .written = share * all.written};
 }
 
 KernelWork work(const AttentionBackward& args) {

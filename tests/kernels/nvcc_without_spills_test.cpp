@@ -78,6 +78,26 @@ TEST_CASE("a kernel that spills fails to compile, and is named") {
   }
 }
 
+TEST_CASE("a kernel of the table takes no more registers than it allows, and no stack") {
+  const tessera::test::TempDir dir;
+  const std::string add =
+      "_ZN7tessera7kernels4cuda18elementwise_kernelILi8ENS1_7AddBodyINS_8BFloat16EEEEEvlT0_";
+  const std::string name = "void elementwise_kernel<8, AddBody<BFloat16> >";
+  const auto with = [](std::string text, const std::string& part, const std::string& other) {
+    return text.replace(text.find(part), part.size(), other);
+  };
+  const std::string text = statistics(add, 0, 0, 0);
+  const Result slow = compile(dir, text);
+  CHECK(slow.code == 1);
+  CHECK(holds(slow.said, "too many registers: " + name));
+  CHECK(holds(slow.said, ": 255 on sm_90a; kernels/cuda/expected_code.txt allows 32"));
+  CHECK(compile(dir, with(text, "sm_90a", "sm_80")).code == 0);
+  CHECK(compile(dir, with(text, "255", "32")).code == 0);
+  const Result stacked = compile(dir, with(statistics(add, 8, 0, 0), "255", "32"));
+  CHECK(stacked.code == 1);
+  CHECK(holds(stacked.said, "array on the stack: " + name));
+}
+
 TEST_CASE("other compiler output and the exit code are passed through") {
   const tessera::test::TempDir dir;
   const std::string warning = "a.cu(3): warning #177-D: variable \"x\" was declared";

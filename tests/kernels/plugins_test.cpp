@@ -14,7 +14,8 @@ TEST_CASE("built plugins load completely, and report their version") {
     void* library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_LOCAL);
     const std::string why = library == nullptr ? dlerror() : "";
     REQUIRE(why == "");
-    const auto is = [&](const char* name) { return plugin.find(name) != std::string::npos; };
+    const std::string file = plugin.substr(plugin.rfind('/'));
+    const auto is = [&](const char* name) { return file.find(name) != std::string::npos; };
     if (is("nccl")) continue;  // reports NCCL's version
     using Version = int (*)();
     const auto version = reinterpret_cast<Version>(
