@@ -102,6 +102,12 @@ KernelWork work(const AdamW& args) {
   return {.read = share * all.read, .written = share * all.written};
 }
 
+KernelWork work(const AttentionForward& args) {
+  return read(args.q, args.k, args.v)
+      .write(args.out, args.log_sum_exp)
+      .flops(attention_flops(args.q, args.k, args.variant, 2));
+}
+
 KernelWork work(const AttentionBackward& args) {
   return read(args.q, args.k, args.v, args.out, args.log_sum_exp, args.grad_out)
       .write(args.grad_q, args.grad_k, args.grad_v)
