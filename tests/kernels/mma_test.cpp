@@ -226,7 +226,7 @@ TEST_CASE("copies are checked like other writes") {
                             if (lane_number() == 0) (void)to.load<8>(0);
                             if (lane_number() == 40) copy_async(to, from.data(), false);
                           }),
-              "which thread 0 read with no barrier between"));
+              "with no barrier between"));
 }
 
 }  // namespace

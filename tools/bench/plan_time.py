@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the times that `tessera plan --time` predicts with those of training steps on this CPU; prints a table.
 
-  plan_time.py BUILD_DIR [--fit 4x64 2x256] [--check 2x128 4x256 1x1024] [--precision fp32] [--rounds 3] [--steps 5]
+  plan_time.py BUILD_DIR [--fit 4x64 1x512] [--check 2x128 2x256 1x1024] [--precision fp32] [--rounds 3] [--steps 3]
 
 GPT-2, rows x tokens. Rates are fitted to profiles of the shapes of --fit. All shapes run in turns, so that a slow phase of the
 machine affects all, and each round's profiles predict its other runs.
@@ -23,8 +23,8 @@ def keys(o, shape, folder):
 
 
 def main():
-    o = start_benchmark(__doc__, fit=["4x64", "2x256"], check=["2x128", "4x256", "1x1024"], size="124M", precision="fp32", rounds=3,
-                        steps=5, threads=2).parse_args()
+    o = start_benchmark(__doc__, fit=["4x64", "1x512"], check=["2x128", "2x256", "1x1024"], size="124M", precision="fp32", rounds=3,
+                        steps=3, threads=2).parse_args()
     measured, predicted = ({shape: [] for shape in o.fit + o.check} for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(o.rounds):
@@ -38,7 +38,7 @@ def main():
                 measured[shape].append(statistics.median(step_times(values["run.out"], WARMUP)))
             for shape in o.fit + o.check:
                 options = [f"--{key}={value}" for key, value in keys(o, shape, folder).items()]
-                plan = must([f"{o.build}/bin/tessera", "plan", "--json", *options, "--time", *profiles])
+                plan = must([f"{o.build}/bin/tessera", "plan", "--json", *options, *(f"--time={p}" for p in profiles)])
                 predicted[shape].append(json.loads(plan.out)["time"]["ms_per_step"])
     print("| rows x tokens | predicted ms | measured ms | predicted over measured, each round | fitted to it |")
     print("| --- | --- | --- | --- | --- |")

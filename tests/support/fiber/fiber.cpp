@@ -8,12 +8,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
+#include "tests/support/fiber/accesses.h"
+
 #if defined(TESSERA_ADDRESS_SANITIZER)
-#include <sanitizer/common_interface_defs.h>
+#include <sanitizer/asan_interface.h>
 #endif
 
 namespace tessera::fiber {
@@ -21,20 +26,23 @@ namespace {
 
 namespace context = boost::context;
 
+constexpr std::size_t kMostThreads = 1024;
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
-constexpr std::uint16_t kNobody = 0xffff;
 
-// Fiber stacks, reused between blocks.
+// Fiber stacks, reused between blocks; the system provides pages as they are touched.
 class Stacks {
  public:
-  std::byte* get(std::size_t i) {
-    while (stacks_.size() <= i)
-      stacks_.push_back(std::make_unique_for_overwrite<std::byte[]>(kStackBytes));
-    return stacks_[i].get();
+  Stacks() {
+#if defined(TESSERA_ADDRESS_SANITIZER)
+    for (std::size_t i = 0; i < kMostThreads; ++i) __asan_poison_memory_region(get(i), 256);
+#endif
   }
+  std::byte* get(std::size_t i) const { return memory_.get() + i * kStackBytes; }
+  bool hold(const void* address) const { return address >= get(0) && address < get(kMostThreads); }
 
  private:
-  std::vector<std::unique_ptr<std::byte[]>> stacks_;
+  std::unique_ptr<std::byte[]> memory_ =
+      std::make_unique_for_overwrite<std::byte[]>(kMostThreads * kStackBytes);
 };
 
 struct BorrowedStack {
@@ -74,31 +82,39 @@ struct Thread {
   std::uint64_t value = 0;                // passed to the warp operation
   std::array<std::uint64_t, kWarp> seen;  // values that all lanes of the mask passed
   bool orders = false;                    // the warp operation is a memory barrier
-  std::uint32_t warp_phase = 0;           // number of the warp's memory barriers so far
+  std::uint32_t warp_barrier = 0;         // time of the warp's latest memory barrier
   std::vector<CopyGroup> copies;          // in flight; the last group is not committed yet
   void* fake_stack = nullptr;             // address sanitizer's handle
 };
 
-// Last access to a byte of shared memory. Two accesses are ordered if a block barrier, or within a
-// warp a warp barrier, lies between them.
-struct Access {
-  std::uint32_t block_phase = 0;
-  std::uint32_t warp_phase = 0;
-  std::uint16_t thread = kNobody;
-  bool by_several = false;  // reads by different warps since the block's last barrier
-};
-struct Touched {
-  Access write, read;
-  bool split = false;  // its bytes are tracked separately
-};
-constexpr std::size_t kWord = 4;
+// TESSERA_FIBER_SEED: selects the order of blocks and warps.
+unsigned order_seed() {
+  const char* seed = std::getenv("TESSERA_FIBER_SEED");  // NOLINT(concurrency-mt-unsafe)
+  return seed == nullptr ? 0 : static_cast<unsigned>(std::strtoul(seed, nullptr, 10));
+}
 
-// Per host thread, reused between blocks: in small blocks, allocating zeroed memory dominates the
-// run time.
+Dim dim_of(std::size_t index, const Dim& dim) {
+  const auto i = static_cast<unsigned>(index);
+  return {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
+}
+
+// Per host thread, reused between blocks: in small blocks, allocating memory dominates the run time.
 struct Scratch {
   Stacks stacks;
   std::vector<Thread> threads;
-  std::vector<Touched> words, bytes;  // state of shared memory
+  Accesses shared;
+  GlobalAccesses global;
+  std::uint32_t time = 0;
+  std::mt19937 order{order_seed()};
+
+  void begin_grid() {
+    if (global.pages() > 1024 || time > std::numeric_limits<std::uint32_t>::max() / 2) {
+      shared = {};
+      global = {};
+      time = 0;
+    }
+    ++time;
+  }
 };
 
 Scratch& scratch() {
@@ -106,18 +122,28 @@ Scratch& scratch() {
   return result;
 }
 
+class Block;
+constinit thread_local Block* current_block = nullptr;
+
 class Block {
  public:
-  Block(const char* kernel, const Place& place, std::size_t shared_bytes,
-        const std::function<void()>& body)
-      : kernel_(kernel), place_(place), body_(body), shared_bytes_(shared_bytes) {
+  Block(const char* kernel, Dim grid, Dim block_dim, std::size_t index, std::size_t shared_bytes,
+        std::uint32_t grid_time, const std::function<void()>& body)
+      : kernel_(kernel),
+        place_{{}, dim_of(index, grid), block_dim, grid},
+        body_(body),
+        shared_bytes_(shared_bytes) {
     threads_.clear();
-    threads_.resize(place.block_dim.count());
+    threads_.resize(block_dim.count());
     // NaNs as floats, wild values as indices. A new allocation, so that the address sanitizer knows
     // the end.
     shared_ = std::vector<std::uint64_t>((shared_bytes + 15) / 16 * 2, 0xfbfbfbfbfbfbfbfbU);
-    words_.assign(shared_bytes / kWord + 1, {});
-    bytes_.resize(words_.size() * kWord);
+    scratch_.shared.resize(shared_bytes);
+    warps_.resize((threads_.size() + kWarp - 1) / kWarp);
+    std::iota(warps_.begin(), warps_.end(), 0);
+    now_.grid = grid_time;
+    now_.block = now_.block_barrier = ++scratch_.time;
+    now_.first_thread = static_cast<std::uint32_t>(index * threads_.size());
     for (std::size_t i = 0; i < threads_.size(); ++i) start(i);
   }
 
@@ -135,17 +161,7 @@ class Block {
     }
   }
 
-  static Block*& current() {
-    thread_local Block* block = nullptr;
-    return block;
-  }
-  Place place() const {
-    Place result = place_;
-    const auto x = static_cast<unsigned>(running_);
-    const Dim& d = place_.block_dim;
-    result.thread = {x % d.x, x / d.x % d.y, x / d.x / d.y};
-    return result;
-  }
+  const Place& place() const { return place_; }
   std::size_t running() const { return running_; }
   Thread& thread() { return threads_[running_]; }
   std::byte* shared() { return reinterpret_cast<std::byte*>(shared_.data()); }
@@ -157,10 +173,11 @@ class Block {
     yield();
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw ModelError(fmt::format("{}, block ({}, {}, {}), {}: {}", kernel_, place_.block.x,
-                                 place_.block.y, place_.block.z, name(running_), what));
+  ModelError error(const std::string& what) const {
+    return ModelError(fmt::format("{}, block {}, {}: {} (TESSERA_FIBER_SEED={})", kernel_,
+                                  str(place_.block), name(running_), what, order_seed()));
   }
+  [[noreturn]] void fail(const std::string& what) const { throw error(what); }
 
   void check(const void* address, std::size_t bytes, bool write) {
     const auto* begin = static_cast<const std::byte*>(address);
@@ -168,60 +185,48 @@ class Block {
       fail(fmt::format("{} shared memory at byte {}, {} bytes, outside of the {} of the launch",
                        write ? "writes" : "reads", begin - shared(), bytes, shared_bytes_));
     const auto first = static_cast<std::size_t>(begin - shared());
-    const Access now{block_phase_, thread().warp_phase, static_cast<std::uint16_t>(running_)};
-    const auto end = first + bytes;
-    for (std::size_t i = first; i < end;) {
-      Touched& word = words_[i / kWord];
-      if (i % kWord == 0 && end - i >= kWord && !word.split) {
-        touch(word, now, write, i);
-        i += kWord;
-        continue;
-      }
-      if (!word.split) {
-        std::fill_n(bytes_.begin() + static_cast<std::ptrdiff_t>(i / kWord * kWord), kWord, word);
-        word.split = true;
-      }
-      touch(bytes_[i], now, write, i);
-      ++i;
-    }
+    const auto conflict = scratch_.shared.add<Accesses::Shared>(first, bytes, write, now());
+    if (conflict)
+      fail(describe(*conflict, write, fmt::format("shared memory at byte {}", conflict->byte)));
+  }
+
+  // Keeps the error until the thread waits or ends: compilers expect that it does not throw.
+  void note_global(const void* address, std::size_t bytes, bool write) {
+    if (scratch_.stacks.hold(address) ||
+        (address >= shared() && address < shared() + shared_bytes_))
+      return;
+    const auto first = reinterpret_cast<std::uintptr_t>(address);
+    const auto conflict = scratch_.global.add(first, bytes, write, now());
+    if (conflict && !error_)
+      error_ = std::make_exception_ptr(
+          error(describe(*conflict, write, fmt::format("global memory at {:#x}", conflict->byte))));
   }
 
  private:
-  void touch(Touched& touched, const Access& now, bool write, std::size_t i) {
-    if (!write && touched.write.thread == kNobody)
-      fail(fmt::format("reads shared memory at byte {}, which nobody wrote", i));
-    if (!ordered(touched.write, now))
-      fail(fmt::format("{} shared memory at byte {}, which {} wrote with no barrier between",
-                       write ? "writes" : "reads", i, name(touched.write.thread)));
-    if (!write) return note_read(touched.read, now);
-    if (!ordered(touched.read, now) ||
-        (touched.read.by_several && touched.read.block_phase == block_phase_))
-      fail(fmt::format("writes shared memory at byte {}, which {} read with no barrier between", i,
-                       name(touched.read.thread)));
-    touched.write = now;
-  }
-  static void note_read(Access& last, const Access& now) {
-    if (last.thread == kNobody || last.block_phase != now.block_phase) {
-      last = now;
-      return;
-    }
-    const bool same_warp = last.thread / kWarp == now.thread / kWarp;
-    const bool by_several = last.by_several || !same_warp;
-    // Within a warp, keep only the read of the latest phase.
-    if (!same_warp || now.warp_phase >= last.warp_phase) last = now;
-    last.by_several = by_several;
-  }
-  static bool ordered(const Access& before, const Access& now) {
-    if (before.thread == now.thread || before.thread == kNobody) return true;
-    if (before.block_phase != now.block_phase) return true;
-    return before.thread / kWarp == now.thread / kWarp && before.warp_phase < now.warp_phase;
+  const Now& now() {
+    now_.time = scratch_.time;
+    now_.thread = now_.first_thread + static_cast<std::uint32_t>(running_);
+    now_.warp_barrier = threads_[running_].warp_barrier;
+    return now_;
   }
 
+  std::string describe(const Conflict& conflict, bool write, const std::string& where) const {
+    const std::string access = fmt::format("{} {}", write ? "writes" : "reads", where);
+    if (conflict.kind == Conflict::Unwritten) return access + ", which nobody wrote";
+    const Access& before = conflict.before;
+    const std::string other = name(before.thread % threads_.size());
+    const char* verb = conflict.kind == Conflict::Read ? "read" : "wrote";
+    if (before.time >= now_.block)
+      return fmt::format("{}, which {} {} with no barrier between", access, other, verb);
+    return fmt::format("{}, which block {}, {} {} in the same launch", access,
+                       str(dim_of(before.thread / threads_.size(), place_.grid_dim)), other, verb);
+  }
+
+  static std::string str(const Dim& d) { return fmt::format("({}, {}, {})", d.x, d.y, d.z); }
   std::string name(std::size_t thread) const {
     const Dim& d = place_.block_dim;
     return d.y == 1 && d.z == 1 ? fmt::format("thread {}", thread)
-                                : fmt::format("thread ({}, {}, {})", thread % d.x,
-                                              thread / d.x % d.y, thread / d.x / d.y);
+                                : "thread " + str(dim_of(thread, d));
   }
 
   void start(std::size_t i) {
@@ -239,7 +244,7 @@ class Block {
                          } catch (const context::detail::forced_unwind&) {
                            throw;
                          } catch (...) {
-                           error_ = std::current_exception();
+                           if (!error_) error_ = std::current_exception();
                          }
                          thread().state = State::Ended;
                          leaving(true);
@@ -249,7 +254,8 @@ class Block {
 
   void resume(std::size_t i) {
     running_ = i;
-    Block* const before = std::exchange(current(), this);
+    place_.thread = dim_of(i, place_.block_dim);
+    Block* const before = std::exchange(current_block, this);
 #if defined(TESSERA_ADDRESS_SANITIZER)
     void* fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, stacks_.get(i), kStackBytes);
@@ -258,7 +264,7 @@ class Block {
 #if defined(TESSERA_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
-    current() = before;
+    current_block = before;
   }
 
   void yield() {
@@ -282,21 +288,32 @@ class Block {
 #endif
   }
 
+  // Between barriers of the block, one warp after the other.
   void run_threads() {
     for (;;) {
       bool progress = false;
-      for (std::size_t i = 0; i < threads_.size(); ++i) {
-        if (threads_[i].state != State::Ready) continue;
-        progress = true;
-        resume(i);
-        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-      }
-      for (std::size_t first = 0; first < threads_.size(); first += kWarp) meet_in_warp(first);
+      std::shuffle(warps_.begin(), warps_.end(), scratch_.order);
+      for (const std::size_t warp : warps_) progress = run_warp(warp * kWarp) || progress;
       meet_in_block();
       if (std::all_of(threads_.begin(), threads_.end(),
                       [](const Thread& t) { return t.state == State::Ended; }))
         return;
       if (!progress) fail_stuck();
+    }
+  }
+
+  // Runs a warp until none of its lanes can go on. @return whether one did
+  bool run_warp(std::size_t first) {
+    for (bool progress = false;; progress = true) {
+      bool ran = false;
+      for (std::size_t i = first; i < warp_end(first); ++i) {
+        if (threads_[i].state != State::Ready) continue;
+        ran = true;
+        resume(i);
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+      }
+      if (!ran) return progress;
+      meet_in_warp(first);
     }
   }
 
@@ -327,6 +344,7 @@ class Block {
   }
 
   void release_lanes(std::size_t first, std::uint32_t mask) {
+    const std::uint32_t time = ++scratch_.time;
     std::array<std::uint64_t, kWarp> values{};
     for (std::size_t l = 0; l < kWarp; ++l) {
       if ((mask >> l & 1U) != 0) values[l] = threads_[first + l].value;
@@ -336,7 +354,7 @@ class Block {
       Thread& t = threads_[first + l];
       t.seen = values;
       t.state = State::Ready;
-      if (t.orders) ++t.warp_phase;
+      if (t.orders) t.warp_barrier = time;
     }
   }
 
@@ -357,7 +375,7 @@ class Block {
         fail(fmt::format("waits at the barrier at {}, {} at the one at {}", site.str(), name(i),
                          t.site.str()));
     }
-    ++block_phase_;
+    now_.block_barrier = ++scratch_.time;
     for (Thread& t : threads_) t.state = State::Ready;
   }
 
@@ -376,14 +394,15 @@ class Block {
   }
 
   const char* kernel_;
-  const Place place_;
+  Place place_;
   const std::function<void()>& body_;
-  Stacks& stacks_ = scratch().stacks;
-  std::vector<Thread>& threads_ = scratch().threads;
+  Scratch& scratch_ = scratch();
+  const Stacks& stacks_ = scratch_.stacks;
+  std::vector<Thread>& threads_ = scratch_.threads;
+  std::vector<std::size_t> warps_;  // in the order of execution
   std::vector<std::uint64_t> shared_;
   const std::size_t shared_bytes_;
-  std::vector<Touched>&words_ = scratch().words, &bytes_ = scratch().bytes;
-  std::uint32_t block_phase_ = 0;
+  Now now_;
   std::size_t running_ = 0;
   context::fiber back_;
   std::exception_ptr error_;
@@ -395,9 +414,8 @@ class Block {
 };
 
 Block& block() {
-  Block* current = Block::current();
-  if (current == nullptr) throw ModelError("device code was called outside of a kernel");
-  return *current;
+  if (current_block == nullptr) throw ModelError("device code was called outside of a kernel");
+  return *current_block;
 }
 
 void meet_lanes(std::uint32_t mask, std::uint64_t value, Site site, bool orders) {
@@ -421,15 +439,19 @@ int most_shared_bytes() {
 
 void run_grid(const char* kernel, Dim grid, Dim block_dim, std::size_t shared_bytes,
               const std::function<void()>& body) {
-  if (block_dim.count() == 0 || block_dim.count() > 1024 || grid.count() == 0 || grid.y > 65535 ||
-      grid.z > 65535 || block_dim.z > 64)
+  if (block_dim.count() == 0 || block_dim.count() > kMostThreads || grid.count() == 0 ||
+      grid.y > 65535 || grid.z > 65535 || block_dim.z > 64)
     throw ModelError(fmt::format("{}: no device runs a grid of {} x {} x {} blocks of {} x {} x {}",
                                  kernel, grid.x, grid.y, grid.z, block_dim.x, block_dim.y,
                                  block_dim.z));
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x)
-        Block(kernel, Place{{0, 0, 0}, {x, y, z}, block_dim, grid}, shared_bytes, body).run();
+  Scratch& state = scratch();
+  state.begin_grid();
+  const std::uint32_t time = state.time;
+  std::vector<std::size_t> blocks(grid.count());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::shuffle(blocks.begin(), blocks.end(), state.order);
+  for (const std::size_t index : blocks)
+    Block(kernel, grid, block_dim, index, shared_bytes, time, body).run();
 }
 
 Place place() { return block().place(); }
@@ -468,6 +490,9 @@ int lane() { return static_cast<int>(block().running() % kWarp); }
 std::byte* shared_memory() { return block().shared(); }
 void check_read(const void* address, std::size_t bytes) { block().check(address, bytes, false); }
 void check_write(const void* address, std::size_t bytes) { block().check(address, bytes, true); }
+void note_global(const void* address, std::size_t bytes, bool write) {
+  if (current_block != nullptr) current_block->note_global(address, bytes, write);
+}
 
 void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled) {
   const auto misaligned = [bytes](const void* p) {
@@ -476,8 +501,9 @@ void copy_async(void* to, const void* from, std::size_t bytes, std::size_t fille
   if (misaligned(to) || misaligned(from))
     block().fail(fmt::format("copies {} bytes from {} to {}, which are not aligned to them", bytes,
                              from, to));
-  block().check(to, bytes, true);  // may be written asynchronously from now on
-  std::memset(to, 0xff, bytes);    // NaNs until the copy completes
+  block().check(to, bytes, true);  // may be written, and `from` read, asynchronously from now on
+  block().note_global(from, filled, false);
+  std::memset(to, 0xff, bytes);  // NaNs until the copy completes
   auto& groups = block().thread().copies;
   if (groups.empty()) groups.emplace_back();
   groups.back().push_back(
@@ -495,6 +521,7 @@ void wait_copies(std::size_t groups) {
   while (all.size() > groups + 1) {
     for (const Copy& copy : all.front()) {
       block().check(copy.to, copy.bytes, true);
+      block().note_global(copy.from, copy.filled, false);
       if (copy.filled > 0) std::memcpy(copy.to, copy.from, copy.filled);
       std::memset(copy.to + copy.filled, 0, copy.bytes - copy.filled);
     }

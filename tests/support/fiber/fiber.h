@@ -9,12 +9,15 @@
 #include <vector>
 
 // Runs a CUDA grid on one host thread: one block after the other, its threads as fibers. A fiber
-// runs until a barrier, a warp operation or its end, so runs are deterministic. Undefined behaviour
-// throws ModelError with kernel and thread:
+// runs until a barrier, a warp operation or its end. Blocks, and between barriers the warps of a
+// block, run in a random order that TESSERA_FIBER_SEED selects. Undefined behaviour throws
+// ModelError with kernel, block, thread and seed:
 // - a barrier that some threads of the block do not reach, or reach at another line
 // - a warp operation that some lanes of its mask do not reach, or reach at another line
-//   - shared memory read before it was written, or beyond the size of the launch
-// - a race in shared memory: two threads access it, one of them writes, no barrier between
+// - shared memory read before it was written, or beyond the size of the launch
+// - a race in shared or global memory: two threads access it, one of them writes, no barrier
+//   between. In global memory this needs kernels compiled by cmake/compile_on_host.cmake without
+//   other sanitizers; accesses by memcpy and memset are not seen.
 // - a misaligned asynchronous copy
 // Asynchronous copies complete when their thread waits for them, the latest that CUDA allows; until
 // then the target holds NaNs.
@@ -67,6 +70,9 @@ const std::array<std::uint64_t, kWarp>& gather(std::uint32_t mask, std::uint64_t
 std::byte* shared_memory();
 void check_read(const void* address, std::size_t bytes);
 void check_write(const void* address, std::size_t bytes);
+/// Called by compiled kernels for each access to memory; without effect outside of kernels and for
+/// stacks and shared memory.
+void note_global(const void* address, std::size_t bytes, bool write);
 
 /// cp.async: copies `filled` bytes to shared memory and zero-fills up to `bytes`.
 void copy_async(void* to, const void* from, std::size_t bytes, std::size_t filled);
