@@ -124,11 +124,12 @@ finish_unit_tests() {
   return "$result"
 }
 
-# The seed selects the campaign's sample of faults; by default it is the commit.
+# The seed selects the sample of faults, and the order of warps on fibers; by default it is the commit.
 if [[ -z ${TESSERA_CAMPAIGN_SEED:-} ]]; then
   commit=$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0)
   export TESSERA_CAMPAIGN_SEED=$((16#$commit))
 fi
+export TESSERA_FIBER_SEED=${TESSERA_FIBER_SEED:-$TESSERA_CAMPAIGN_SEED}
 
 [[ $setup == no ]] || stage "packages" tools/setup.sh
 case $mode in
