@@ -39,5 +39,5 @@ c++filt <<<"$output" | awk '
   { print }
   END { exit slow }
 ' "$table" - | sed '/^$/d' >&2
-if [[ ${PIPESTATUS[1]} -ne 0 && $status -eq 0 ]]; then status=1; fi
+if [[ ${PIPESTATUS[*]} != "0 0 0" && $status -eq 0 ]]; then status=1; fi
 exit "$status"

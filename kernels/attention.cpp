@@ -14,8 +14,11 @@ namespace {
 // slices; of a sequence that does, tessera's own kernel.
 void plan_library(Context& context, const AttentionBackward& args) {
   if (context.device().type != DeviceType::Meta || context.target().type != DeviceType::CUDA ||
-      args.q.dtype != DType::BF16 || !args.variant.is_causal_only())
+      args.q.dtype != DType::BF16 || !args.variant.is_causal_only() ||
+      args.q.shape[1] != args.k.shape[1] || args.q.shape[3] % 8 != 0)
     return;
+  for (const GradientView* gradient : {&args.grad_q, &args.grad_k, &args.grad_v})
+    if (!gradient->wanted || gradient->accumulate) return;
   const auto round_up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
   const std::int64_t queries = args.q.shape[1], heads = args.q.shape[2], dim = args.q.shape[3];
   const std::int64_t keys = args.k.shape[1];

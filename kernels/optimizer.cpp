@@ -1,5 +1,6 @@
 #include "kernels/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/base/device_backend.h"
@@ -11,6 +12,9 @@ namespace tessera::kernels {
 TESSERA_CPU_KERNEL(adamw, AdamW)
 
 void adamw(Context& context, const AdamW& given) {
+  if (std::ranges::all_of(given.ranges,
+                          [](const AdamWRange& range) { return range.begin == range.end; }))
+    return;
   AdamW args = given;
   const auto t = static_cast<double>(args.step);
   args.rates = {.v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, t))),

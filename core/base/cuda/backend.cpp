@@ -90,7 +90,8 @@ void allow_access(int device, cudaMemPool_t pool, int pool_device) {
   cudaMemAccessDesc access{};
   access.location = {cudaMemLocationTypeDevice, device};
   access.flags = cudaMemAccessFlagsProtReadWrite;
-  check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess");
+  // Refused, for example, in some virtual machines. Only NCCL needs it, and reports that in its own words.
+  if (cudaMemPoolSetAccess(pool, &access, 1) != cudaSuccess) cudaGetLastError();
 }
 
 }  // namespace
