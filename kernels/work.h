@@ -2,7 +2,7 @@
 
 #include "core/base/kernel_work.h"
 
-// What each kernel moves and computes, for traces and plans.
+// Bytes and operations of each kernel, for traces and plans.
 namespace tessera::kernels {
 
 struct AdamW;

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-/// What a kernel moves and computes: each element of an operand once, scratch memory not at all.
+/// Bytes and operations of a kernel. Each element of an operand counts once, scratch memory does not count.
 struct KernelWork {
   double read = 0, written = 0;  ///< bytes
   double flops = 0;              ///< floating-point operations of matrix products and attention

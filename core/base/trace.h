@@ -34,7 +34,7 @@ class Trace {
   std::string to_json(int process, const std::string& name,
                       const std::map<std::string, std::string>& about = {});
 
-  // Of a meta context:
+  // The next functions are for a trace of a meta context, with rates.
 
   /// Seconds since the start.
   double planned_now() const { return clock_ * 1e-6; }

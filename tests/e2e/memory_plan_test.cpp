@@ -164,7 +164,7 @@ TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on e
   compare(*this, number_of("TESSERA_PLANNED_RUNS", 40), false);
 }
 
-// What a step moves and computes: calls, bytes and operations by kernel.
+// Calls, bytes and operations of a kernel in a step.
 struct Counted {
   double calls = 0, bytes = 0, flops = 0;
   bool operator==(const Counted&) const = default;

@@ -22,7 +22,7 @@ TESSERA_ACCESS(16)
 void __tsan_read_range(void* p, std::size_t bytes) { note_global(p, bytes, false); }
 void __tsan_write_range(void* p, std::size_t bytes) { note_global(p, bytes, true); }
 
-// Of the host code in the same files.
+// Host code in the same files calls these; they do nothing.
 void __tsan_init() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}

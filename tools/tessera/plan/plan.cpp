@@ -173,7 +173,7 @@ std::optional<DeviceRates> rates_for(const Options& options, const Config& confi
 // Kernels of less are not printed.
 constexpr double kShownShare = 0.002;
 
-// What a step's time says about speed.
+// Speed that follows from a step's time.
 struct Speed {
   double seconds = 0, tokens_per_s = 0;
   double share = 0;  // of the peak rate, recomputation included; 0: the peak is not known

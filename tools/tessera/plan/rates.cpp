@@ -74,8 +74,9 @@ void read_profile(const std::string& file, const std::map<std::string, std::stri
 }  // namespace
 
 DeviceRates h100_rates() {
-  // Gaps between kernels: 1.1 ms in a step of 620. Products: least squares over 16 shapes, which differ from it by up to 8%. Attention: B=64, T=1024, 12 heads
-  // of 64, deterministic. The others: 65,536 rows of 768 or 3,072; cross-entropy 8,192 of 50,257.
+  // Rows of the report in docs/gpu of 2026-11-26. Gaps between kernels: 1.1 ms in a step of 620. Products: least
+  // squares over 16 shapes, which differ from it by up to 8%. Attention: B=64, T=1024, 12 heads of 64, deterministic.
+  // The others: 65,536 rows of 768 or 3,072; cross-entropy 8,192 of 50,257.
   constexpr double kGap = 1.8e-6;
   const auto product = [](double tflop_per_s) {
     return KernelRate{.call = kGap,

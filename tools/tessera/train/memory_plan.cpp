@@ -47,7 +47,7 @@ comm::Traffic operator+(const comm::Traffic& a, const comm::Traffic& b) {
 }
 comm::Traffic operator-(const comm::Traffic& a, const comm::Traffic& b) { return a + b * -1; }
 
-// What the trace has recorded so far.
+// Sums of the kernels that the trace has recorded so far.
 StepTime recorded(const Trace& trace) {
   StepTime time{.seconds = trace.planned_now(), .waits = trace.planned_waits(), .kernels = {}};
   for (const KernelTime& kernel : trace.planned_kernels()) {
