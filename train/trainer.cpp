@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/autograd/autograd.h"
+#include "core/base/trace.h"
 #include "kernels/elementwise.h"
 #include "train/nonfinite.h"
 #include "train/step.h"
@@ -50,6 +51,7 @@ void Trainer::run_all(Step& step, std::int64_t position, Loader& data) {
 
 StepResult Trainer::step(std::int64_t number, std::int64_t position, Loader& data,
                          const std::function<int()>& stop_signal) {
+  const TracedStep traced(*model_.context(), number);
   StepResult result;
   result.lr = options_.schedule.at(number);
   {

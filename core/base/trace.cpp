@@ -57,7 +57,8 @@ std::size_t Trace::begin_kernel(std::string_view name, const KernelWork& work) {
                     .begin = is_on_gpu() ? static_cast<double>(context_.backend().mark()) : now(),
                     .track = is_on_gpu() ? Track::Device : Track::Host,
                     .is_kernel = true,
-                    .work = work});
+                    .work = work,
+                    .step = step_});
   return spans_.size() - 1;
 }
 
@@ -119,8 +120,9 @@ std::string Trace::to_json(int process, const std::string& name,
         quote(span.name), process, static_cast<int>(span.track), begin,
         place(span, span.end) - begin);
     if (span.is_kernel)
-      events += fmt::format(R"(,"args":{{"read":{:.0f},"written":{:.0f},"flops":{:.0f}}})",
-                            span.work.read, span.work.written, span.work.flops);
+      events += fmt::format(R"(,"args":{{"read":{:.0f},"written":{:.0f},"flops":{:.0f}{}}})",
+                            span.work.read, span.work.written, span.work.flops,
+                            span.step < 0 ? "" : fmt::format(R"(,"step":{})", span.step));
     events += '}';
   }
   std::string other;

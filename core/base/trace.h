@@ -28,7 +28,7 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
 
   /// The events so far as JSON: an object with "traceEvents". Waits for the device. Events of kernels have
-  /// args: bytes "read" and "written", and "flops".
+  /// args: bytes "read" and "written", "flops" and, within a TracedStep, its number "step".
   /// @param process, name  number and name of the process in the trace, such as the rank
   /// @param about          "otherData" of the trace: what was run
   std::string to_json(int process, const std::string& name,
@@ -50,6 +50,7 @@ class Trace {
  private:
   friend class Range;
   friend class KernelRange;
+  friend class TracedStep;
   enum class Track : std::uint8_t { Host, Device, Network };
   struct Span {
     std::string name;
@@ -57,6 +58,7 @@ class Trace {
     Track track = Track::Host;
     bool is_kernel = false;
     KernelWork work{};
+    std::int64_t step = -1;  ///< -1: of no step
   };
   std::size_t begin(std::string_view name);
   std::size_t begin_kernel(std::string_view name, const KernelWork& work);
@@ -72,6 +74,7 @@ class Trace {
   std::int64_t start_ = 0;  // nanoseconds of the steady clock
   double clock_ = 0;        // microseconds, of a meta context
   double waited_ = 0;
+  std::int64_t step_ = -1;
   std::vector<Span> spans_;
 };
 
@@ -89,6 +92,22 @@ class Range {
   Trace* trace_;
   std::size_t span_ = 0;
   std::string outer_;  // name of the phase around this one, if the ledger records its peak
+};
+
+/// A training step, for the kernels of the context's trace.
+class TracedStep {
+ public:
+  TracedStep(Context& context, std::int64_t number) : trace_(context.trace()) {
+    if (trace_ != nullptr) trace_->step_ = number;
+  }
+  ~TracedStep() {
+    if (trace_ != nullptr) trace_->step_ = -1;
+  }
+  TracedStep(const TracedStep&) = delete;
+  TracedStep& operator=(const TracedStep&) = delete;
+
+ private:
+  Trace* trace_;
 };
 
 /// A kernel, for the context's trace, and for the operations that a meta context counts.

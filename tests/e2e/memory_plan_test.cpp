@@ -176,7 +176,8 @@ TEST_CASE_FIXTURE(Fixture,
   // Five micro-batches, so that the last ones are extrapolated.
   const Arguments keys = {"--train.global_batch=20", "--train.micro_batch=4",
                           "--train.threads=1",       "--train.precision=bf16",
-                          "--model.dropout=0.1",     "--train.eval_every=0"};
+                          "--model.dropout=0.1",     "--train.eval_every=1",
+                          "--checkpoint.every=1"};
   run_to(0, joined(joined(small_run(text, dir.file("run"), 1, 9), keys),
                    {"--train.profile=" + profile}));
 
@@ -185,7 +186,7 @@ TEST_CASE_FIXTURE(Fixture,
   std::ifstream file(profile);
   const auto trace = nlohmann::json::parse(file);
   for (const auto& event : trace.at("traceEvents")) {
-    if (!event.contains("args") || !event.at("args").contains("flops")) continue;
+    if (!event.contains("args") || !event.at("args").contains("step")) continue;
     Counted& sum = measured[event.at("name")];
     const auto& args = event.at("args");
     sum.calls += 1.0 / 3;  // steps
@@ -213,7 +214,7 @@ TEST_CASE_FIXTURE(Fixture,
   }
   CHECK(measured.empty());
   const auto milliseconds = time.at("ms_per_step").get<double>();
-  CHECK(planned <= milliseconds);  // gaps between steps are added
+  CHECK(planned == doctest::Approx(milliseconds));
   // The profile's own configuration: rates of kernels give their times back, and gaps are added.
   CHECK(planned > 0.5 * busy);
   CHECK(time.at("tokens_per_s").get<double>() == doctest::Approx(20 * 32 / milliseconds * 1e3));
@@ -235,6 +236,11 @@ TEST_CASE_FIXTURE(Fixture,
   const double three = milliseconds_of(24), two = milliseconds_of(16), five = milliseconds_of(40);
   CHECK(five == doctest::Approx(three + 2 * (three - two)));
   CHECK(three > two);
+  CHECK(run_to(2, joined(plan, {"--train.threads=2", "--time", profile})).err.find("threads 2") !=
+        std::string::npos);
+  CHECK(run_to(2, joined(plan, {"--memory=10EB"})).err.find("--memory") != std::string::npos);
+  CHECK(run_to(2, joined(plan, {"--time", profile, "--timeline", profile})).err.find("replace") !=
+        std::string::npos);
   const std::string said =
       run_to(2, joined(plan, {"--train.precision=fp32", "--time", profile})).err;
   CHECK(said.find("precision bf16, and --time needs precision fp32") != std::string::npos);

@@ -121,7 +121,7 @@ class Bench:
         planned = json.loads(plan.out)["time"]["kernels"]
         rows = {}
         for event in json.load(open(profile))["traceEvents"]:
-            if "flops" in event.get("args", {}):
+            if "step" in event.get("args", {}):
                 row = planned.get(event["name"], {"calls": 0, "ms": 0.0})
                 rows.setdefault(event["name"], dict(size=size, batch=batch, kernel=event["name"], calls=row["calls"],
                                                     planned_ms=row["ms"], ms=0.0))["ms"] += event["dur"] / 3e3  # three steps

@@ -2,7 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -55,7 +58,8 @@ std::int64_t parse_bytes(const std::string& option, const std::string& text) {
   } catch (const CLI::Error&) {
     is_size = false;
   }
-  const std::int64_t bytes = is_size && !value.empty() ? std::stoll(value) : 0;
+  std::int64_t bytes = 0;
+  if (is_size) std::from_chars(value.data(), value.data() + value.size(), bytes);
   require(bytes > 0, "{} '{}': expected a whole number and a unit, such as 80GB", option, text);
   return bytes;
 }
@@ -143,7 +147,9 @@ ordered_json by_category(const train::MemoryByCategory& bytes) {
 std::optional<DeviceRates> rates_for(const Options& options, const Config& config, bool gpu) {
   if (options.time.empty()) return std::nullopt;
   const bool h100 = std::ranges::count(options.time, "h100") > 0;
-  require(!h100 || options.time.size() == 1, "--time takes h100 or profiles, not both");
+  require(!h100 || options.time.size() == 1, "--time takes h100 alone, or profiles");
+  require(!options.timeline || std::ranges::count(options.time, *options.timeline) == 0,
+          "--timeline {} would replace the profile of --time", options.timeline.value_or(""));
   require(!h100 || gpu, "--time h100 is for ranks on GPUs; add --train.device cuda");
   require(!h100 || config.train.precision != "fp32",
           "--time h100 knows kernels of bf16 alone; add --train.precision bf16");
@@ -151,15 +157,17 @@ std::optional<DeviceRates> rates_for(const Options& options, const Config& confi
           config.shard.offload);
   require(!gpu || options.world_size == 1 || options.backend.empty() || options.backend == "nccl",
           "--time does not know the copies of GPU data through {}", options.backend);
-  DeviceRates rates =
-      h100 ? h100_rates()
-           : rates_of_profiles(options.time, gpu ? "cuda" : "cpu", config.train.precision);
+  const int per_host = options.per_host > 0 ? options.per_host : options.world_size;
+  std::map<std::string, std::string> wanted = {
+      {"device", gpu ? "cuda" : "cpu"}, {"precision", config.train.precision}, {"ranks", "1"}};
+  if (!gpu)
+    wanted["threads"] = std::to_string(train::default_threads(config.train.threads, per_host));
+  DeviceRates rates = h100 ? h100_rates() : rates_of_profiles(options.time, wanted);
   const auto rate = [](const char* option, const std::string& text) {
     return static_cast<double>(parse_bytes(option, text));
   };
   if (options.link) rates.links.in_host = rate("--link", *options.link);
   if (options.network) rates.links.between_hosts = rate("--network", *options.network);
-  const int per_host = options.per_host > 0 ? options.per_host : options.world_size;
   rates.links.per_host = per_host;
   require(options.world_size == 1 || rates.links.in_host > 0,
           "a profile has no times of links; give --link, the bytes per second that a rank sends to "
@@ -175,20 +183,18 @@ constexpr double kShownShare = 0.002;
 
 // Speed that follows from a step's time.
 struct Speed {
-  double seconds = 0, tokens_per_s = 0;
+  double tokens_per_s = 0;
   double share = 0;  // of the peak rate, recomputation included; 0: the peak is not known
 };
 
 Speed speed_of(const RankPlan& plan, const DeviceRates& rates) {
-  const double seconds = plan.time.seconds + rates.between_steps;
-  return {.seconds = seconds,
-          .tokens_per_s = static_cast<double>(plan.tokens) / seconds,
-          .share = rates.peak_flops > 0 ? plan.flops / seconds / rates.peak_flops : 0};
+  return {.tokens_per_s = static_cast<double>(plan.tokens) / plan.time.seconds,
+          .share = rates.peak_flops > 0 ? plan.flops / plan.time.seconds / rates.peak_flops : 0};
 }
 
 void print_time(const RankPlan& plan, const Speed& speed, const DeviceRates& rates) {
   const StepTime& time = plan.time;
-  fmt::print("time        {:.1f} ms per step, {:.0f} tokens/s", speed.seconds * 1e3,
+  fmt::print("time        {:.1f} ms per step, {:.0f} tokens/s", time.seconds * 1e3,
              speed.tokens_per_s);
   if (speed.share > 0)
     fmt::print(", {:.1f}% of the peak rate (recomputation counts)", speed.share * 100);
@@ -199,30 +205,26 @@ void print_time(const RankPlan& plan, const Speed& speed, const DeviceRates& rat
   fmt::print("            {:<26} {:>7} {:>10} {:>7} {:>9} {:>8}\n", "", "calls", "ms", "share",
              "TFLOP/s", "GB/s");
   for (const auto& [name, kernel] : rows)
-    if (kernel.seconds > kShownShare * speed.seconds)
+    if (kernel.seconds > kShownShare * time.seconds)
       fmt::print("            {:<26} {:>7.0f} {:>10.2f} {:>6.1f}% {:>9} {:>8.0f}\n", name,
-                 kernel.calls, kernel.seconds * 1e3, kernel.seconds / speed.seconds * 100,
+                 kernel.calls, kernel.seconds * 1e3, kernel.seconds / time.seconds * 100,
                  kernel.work.flops > 0
                      ? fmt::format("{:.3g}", kernel.work.flops / kernel.seconds * 1e-12)
                      : "",
                  (kernel.work.read + kernel.work.written) / kernel.seconds * 1e-9);
-  const auto rest = [&](const char* what, double seconds) {
-    if (seconds > kShownShare * speed.seconds)
-      fmt::print("            {:<26} {:>7} {:>10.2f} {:>6.1f}%\n", what, "", seconds * 1e3,
-                 seconds / speed.seconds * 100);
-  };
-  rest("waiting for collectives", time.waits);
-  rest("between steps", rates.between_steps);
+  if (time.waits > kShownShare * time.seconds)
+    fmt::print("            {:<26} {:>7} {:>10.2f} {:>6.1f}%\n", "waiting for collectives", "",
+               time.waits * 1e3, time.waits / time.seconds * 100);
   std::string guessed;
   for (const auto& [name, kernel] : rows)
-    if (!rates.kernels.knows(name) && kernel.seconds > kShownShare * speed.seconds)
+    if (!rates.kernels.knows(name) && kernel.seconds > kShownShare * time.seconds)
       guessed += (guessed.empty() ? "" : ", ") + name;
   if (!guessed.empty())
     fmt::print("            without rates of their own, timed like all others: {}\n", guessed);
 }
 
 ordered_json time_json(const RankPlan& plan, const Speed& speed) {
-  ordered_json json = {{"ms_per_step", speed.seconds * 1e3},
+  ordered_json json = {{"ms_per_step", plan.time.seconds * 1e3},
                        {"tokens_per_s", speed.tokens_per_s},
                        {"ms_waiting_for_collectives", plan.time.waits * 1e3}};
   if (speed.share > 0) json["share_of_peak"] = speed.share;
@@ -257,6 +259,8 @@ int run(const Options& options, const std::vector<std::string>& words) {
       memory_changes(config, world, [&](const Config& c) { return planner.peak(c); });
   const std::int64_t largest = memory > 0 ? largest_micro_batch(planner, config, world, memory) : 0;
   const Speed speed = rates ? speed_of(first, *rates) : Speed{};
+  require(!rates || (std::isfinite(first.time.seconds) && first.time.seconds > 0),
+          "--time: no time of a step follows from the profile");
 
   if (options.timeline) io::write_file_atomically(*options.timeline, first.timeline);
 

@@ -1,12 +1,10 @@
 #include "tools/tessera/plan/rates.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,11 +21,10 @@ constexpr double byte_at(double gb_per_s) { return 1e-9 / gb_per_s; }
 // Seconds per operation, of TFLOP per second.
 constexpr double flop_at(double tflop_per_s) { return 1e-12 / tflop_per_s; }
 
-// Kernels of a profile, and seconds between them.
+// Kernels of the steps of profiles, and seconds between them.
 struct Profile {
   std::vector<KernelTime> kernels;
-  std::vector<double> gaps;
-  double steps = 0;
+  double gaps = 0;  // sum within steps; between them are evaluations and saves
 };
 
 void read_profile(const std::string& file, const std::map<std::string, std::string>& wanted,
@@ -45,10 +42,10 @@ void read_profile(const std::string& file, const std::map<std::string, std::stri
       require(found == value, "{} is the profile of a run with {} {}, and --time needs {} {}", file,
               key, found, key, value);
     }
-    profile.steps += std::stod(about.at("steps").get<std::string>());
-    double last = -1;
+    double end = 0;
+    std::int64_t step = -1;  // of the kernel before
     for (const auto& event : json.at("traceEvents")) {
-      if (!event.contains("args") || !event.at("args").contains("flops")) continue;
+      if (!event.contains("args") || !event.at("args").contains("step")) continue;
       const auto& args = event.at("args");
       const double begin = event.at("ts").get<double>() * 1e-6;
       const KernelTime kernel = {.kernel = event.at("name"),
@@ -59,16 +56,15 @@ void read_profile(const std::string& file, const std::map<std::string, std::stri
       if (kernel.seconds < 0 || kernel.work.read < 0 || kernel.work.written < 0 ||
           kernel.work.flops < 0 || begin < 0)
         throw not_one();
-      if (last >= 0) profile.gaps.push_back(std::max(0.0, begin - last));
-      last = begin + kernel.seconds;
+      if (args.at("step") == step) profile.gaps += std::max(0.0, begin - end);
+      step = args.at("step");
+      end = begin + kernel.seconds;
       profile.kernels.push_back(kernel);
     }
   } catch (const nlohmann::json::exception&) {
     throw not_one();
-  } catch (const std::logic_error&) {  // of std::stod
-    throw not_one();
   }
-  if (profile.steps < 1 || profile.gaps.empty()) throw not_one();
+  if (profile.kernels.empty()) throw not_one();
 }
 
 }  // namespace
@@ -120,20 +116,12 @@ DeviceRates h100_rates() {
           .name = "measured kernels of one H100 SXM, links of 360 and 45 GB/s unless given"};
 }
 
-DeviceRates rates_of_profiles(std::span<const std::string> files, const std::string& device,
-                              const std::string& precision) {
+DeviceRates rates_of_profiles(std::span<const std::string> files,
+                              const std::map<std::string, std::string>& wanted) {
   Profile profile;
-  for (const std::string& file : files)
-    read_profile(file, {{"device", device}, {"precision", precision}, {"ranks", "1"}}, profile);
-  // Most gaps are short; the few long ones are between steps.
-  std::vector<double>& gaps = profile.gaps;
-  double all = 0;
-  for (const double gap : gaps) all += gap;
-  const auto middle = gaps.begin() + static_cast<std::ptrdiff_t>(gaps.size() / 2);
-  std::ranges::nth_element(gaps, middle);
-  const double rest = std::max(0.0, all - *middle * static_cast<double>(gaps.size()));
-  DeviceRates rates = {.kernels = KernelRates::fit(profile.kernels, *middle),
-                       .between_steps = rest / profile.steps,
+  for (const std::string& file : files) read_profile(file, wanted, profile);
+  const double gap = profile.gaps / static_cast<double>(profile.kernels.size());
+  DeviceRates rates = {.kernels = KernelRates::fit(profile.kernels, gap),
                        .name = "kernels of a profile"};
   rates.links.start = rates.links.step_in_host = rates.links.step_between_hosts = 0;
   return rates;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 
@@ -11,10 +12,9 @@ namespace tessera::tools {
 /// A device and its links, for `plan --time`.
 struct DeviceRates {
   KernelRates kernels;
-  double between_steps = 0;  ///< seconds
-  comm::Links links{};       ///< in_host 0: not known
-  double peak_flops = 0;     ///< of bf16 products per second, by the data sheet; 0: not known
-  std::string name = {};     ///< where they are from
+  comm::Links links{};    ///< in_host 0: not known
+  double peak_flops = 0;  ///< of bf16 products per second, by the data sheet; 0: not known
+  std::string name = {};  ///< where they are from
 };
 
 /// Rates measured on an H100 SXM: kernels of GPT-2's shapes in bf16.
@@ -22,9 +22,9 @@ DeviceRates h100_rates();
 
 /// Rates fitted to the kernels in traces that `train --train.profile` wrote. Links are unknown, and take no time
 /// beside that of their bytes.
-/// @param device, precision  of the planned run, "cuda" or "cpu"; the profiles must have them, and one rank
+/// @param wanted  what the profiles' "otherData" must say: device, precision, ...
 /// @throws IoError, InvalidArgument
-DeviceRates rates_of_profiles(std::span<const std::string> files, const std::string& device,
-                              const std::string& precision);
+DeviceRates rates_of_profiles(std::span<const std::string> files,
+                              const std::map<std::string, std::string>& wanted);
 
 }  // namespace tessera::tools

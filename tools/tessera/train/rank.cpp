@@ -320,9 +320,9 @@ void Rank::leave(const char* why, std::chrono::milliseconds at_most) {
 void Rank::profile() {
   constexpr std::int64_t kSkipped = 2, kTraced = 3;
   if (config_.train.profile.empty()) return;
-  first_traced_ = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
-  if (state_.step == first_traced_) trace_ = std::make_unique<Trace>(*context_);
-  if (state_.step == first_traced_ + kTraced) write_profile();
+  const std::int64_t first = std::min(setup_.state.step + kSkipped, config_.train.steps - 1);
+  if (state_.step == first) trace_ = std::make_unique<Trace>(*context_);
+  if (state_.step == first + kTraced) write_profile();
 }
 
 void Rank::write_profile() {
@@ -333,13 +333,14 @@ void Rank::write_profile() {
         {"device", context_->device().type == DeviceType::CUDA ? "cuda" : "cpu"},
         {"precision", config_.train.precision},
         {"ranks", std::to_string(world_size_)},
-        {"steps", std::to_string(state_.step - first_traced_)}};
+        {"threads", std::to_string(context_->threads().size())}};
     io::write_file_atomically(file, trace_->to_json(rank_, fmt::format("rank {}", rank_), about));
     note(fmt::format("step {}: wrote a trace of the last steps to {}", state_.step, file.string()));
   } catch (const IoError& error) {
     note(fmt::format("warning: the trace of the last steps is lost: {}", error.what()));
   }
   trace_.reset();
+  traced_ = true;
 }
 
 void Rank::show_progress(StopSignal& stop) const {
@@ -422,6 +423,8 @@ int Rank::run(StopSignal& stop) {
   try {
     signal = train(stop);
     write_profile();
+    if (!config_.train.profile.empty() && !traced_)
+      note("no trace was written: no step ran after the first two");
     if (signal == 0 && !ends_for_save_) signal = evaluate(stop);
     status_->enter("finish", state_.step);
     try {

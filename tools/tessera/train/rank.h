@@ -105,7 +105,7 @@ class Rank {
   std::unique_ptr<train::LineFile> saves_;
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
-  std::int64_t first_traced_ = 0;  // step
+  bool traced_ = false;  // a profile was written
   bool reported_full_disk_ = false;
   std::int64_t evaluated_step_ = -1, saved_step_ = -1, compared_step_ = -1;
   train::StepResult last_;
