@@ -164,10 +164,9 @@ TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on e
   compare(*this, number_of("TESSERA_PLANNED_RUNS", 40), false);
 }
 
-// Calls, bytes and operations of a kernel in a step.
+// Calls, bytes, operations and time of a kernel in a step.
 struct Counted {
-  double calls = 0, bytes = 0, flops = 0;
-  bool operator==(const Counted&) const = default;
+  double calls = 0, bytes = 0, flops = 0, milliseconds = 0;
 };
 
 TEST_CASE_FIXTURE(Fixture,
@@ -181,19 +180,27 @@ TEST_CASE_FIXTURE(Fixture,
   run_to(0, joined(joined(small_run(text, dir.file("run"), 1, 9), keys),
                    {"--train.profile=" + profile}));
 
-  double busy = 0;
+  // Gives every event a time that follows from its work: nothing is measured on a machine with other load.
   std::map<std::string, Counted> measured;
   std::ifstream file(profile);
-  const auto trace = nlohmann::json::parse(file);
-  for (const auto& event : trace.at("traceEvents")) {
+  auto trace = nlohmann::json::parse(file);
+  double now = 0;
+  for (auto& event : trace.at("traceEvents")) {
     if (!event.contains("args") || !event.at("args").contains("step")) continue;
-    Counted& sum = measured[event.at("name")];
     const auto& args = event.at("args");
+    const double bytes = args.at("read").get<double>() + args.at("written").get<double>();
+    const auto flops = args.at("flops").get<double>();
+    const double microseconds = flops > 0 ? flops * 1e-4 : bytes * 1e-3;
+    event["ts"] = now;
+    event["dur"] = microseconds;
+    now += microseconds;
+    Counted& sum = measured[event.at("name")];
     sum.calls += 1.0 / 3;  // steps
-    sum.bytes += (args.at("read").get<double>() + args.at("written").get<double>()) / 3;
-    sum.flops += args.at("flops").get<double>() / 3;
-    busy += event.at("dur").get<double>() / 3e3;
+    sum.bytes += bytes / 3;
+    sum.flops += flops / 3;
+    sum.milliseconds += microseconds / 3e3;
   }
+  std::ofstream(profile) << trace;
   Arguments plan = joined(small_run(text, dir.file("run"), 1, 9), keys);
   plan[0] = "plan";
   const auto time =
@@ -209,14 +216,13 @@ TEST_CASE_FIXTURE(Fixture,
     CHECK(row.at("calls").get<double>() == doctest::Approx(real.calls));
     CHECK(row.at("bytes").get<double>() == doctest::Approx(real.bytes));
     CHECK(row.at("flops").get<double>() == doctest::Approx(real.flops));
+    CHECK(row.at("ms").get<double>() == doctest::Approx(real.milliseconds).epsilon(1e-3));
     measured.erase(kernel);
     planned += row.at("ms").get<double>();
   }
   CHECK(measured.empty());
   const auto milliseconds = time.at("ms_per_step").get<double>();
   CHECK(planned == doctest::Approx(milliseconds));
-  // The profile's own configuration: rates of kernels give their times back, and gaps are added.
-  CHECK(planned > 0.5 * busy);
   CHECK(time.at("tokens_per_s").get<double>() == doctest::Approx(20 * 32 / milliseconds * 1e3));
 
   // Two ranks wait for each other, and know nothing of their link from the profile.
