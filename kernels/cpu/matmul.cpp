@@ -12,10 +12,10 @@
 
 // oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
 // time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
-// use, has plain loops. Threads compute equal parts of the longer side of c, cut at multiples of kCut,
-// so that results repeat exactly for a given number of threads. bf16 operands are first widened to
-// f32 panels. Packing buffers of the libraries (per thread below 16 MiB, with Eigen 4 MiB) are not in the
-// memory ledger.
+// use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
+// them; elsewhere bf16 operands are widened to f32 panels. Threads compute equal parts of the longer
+// side of c, cut at multiples of kCut, so that results repeat exactly for a given number of threads.
+// Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
 
@@ -41,20 +41,9 @@ struct Operand {
   }
 };
 
-void fill_zeros(auto* c, Index c_stride, Index m, Index n) {
-  for (Index i = 0; i < m; ++i) std::fill_n(c + i * c_stride, n, 0);
-}
-
-/// c = op(a) op(b), or added to c.
-void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride, Index m,
-              Index n, Index k, bool accumulate) {
-  const auto op = [](bool transposed) { return transposed ? 'T' : 'N'; };
-  // Without terms oneDNN leaves c as it is.
-  const Sgemm sgemm = m >= kRowsForLibrary && k > 0 ? product_library().sgemm : nullptr;
-  if (sgemm != nullptr && sgemm(op(a.transposed), op(b.transposed), m, n, k, a.data, a.stride,
-                                b.data, b.stride, accumulate ? 1.0F : 0.0F, c, c_stride))
-    return;
-  if (!accumulate) fill_zeros(c, c_stride, m, n);
+/// c += op(a) op(b)
+void add_product(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride,
+                 Index m, Index n, Index k) {
   Out out(c, m, n, Eigen::OuterStride<>(c_stride));
   const Eigen::OuterStride<> a_stride(a.stride);
   const Eigen::OuterStride<> b_stride(b.stride);
@@ -68,9 +57,8 @@ void multiply(const Operand<float>& a, const Operand<float>& b, float* c, Index 
   else
     out.noalias() += In(a.data, m, k, a_stride) * In(b.data, k, n, b_stride);
 }
-void multiply(const Operand<double>& a, const Operand<double>& b, double* c, Index c_stride,
-              Index m, Index n, Index k, bool accumulate) {
-  if (!accumulate) fill_zeros(c, c_stride, m, n);
+void add_product(const Operand<double>& a, const Operand<double>& b, double* c, Index c_stride,
+                 Index m, Index n, Index k) {
   for (Index i = 0; i < m; ++i) {
     double* const row = c + i * c_stride;
     for (Index p = 0; p < k; ++p) {
@@ -83,34 +71,115 @@ void multiply(const Operand<double>& a, const Operand<double>& b, double* c, Ind
   }
 }
 
-template <typename T>
-void multiply_threaded(Context& context, const Operand<T>& a, const Operand<T>& b, T* c,
-                       Index c_stride, Index m, Index n, Index k, const T* bias, bool accumulate) {
-  const bool by_columns = n >= m;
-  const Index side = by_columns ? n : m;
-  const Index pieces = (side + kCut - 1) / kCut;
-  // One part per thread, because a library packs all of one operand anew for each part.
-  const bool serial = m * n * k < (1 << 18);
-  const Index parts = serial ? 1 : std::min<Index>(context.threads().size(), pieces);
-  const auto multiply_part = [&](Index part) {
-    const Index first = part * pieces / parts * kCut;
-    const Index count = std::min(side, (part + 1) * pieces / parts * kCut) - first;
-    const Index row = by_columns ? 0 : first;
-    const Index column = by_columns ? first : 0;
-    const Index rows = by_columns ? m : count;
-    const Index columns = by_columns ? count : n;
-    T* out = c + row * c_stride + column;
-    for (Index i = 0; bias != nullptr && i < rows; ++i) {
-      T* line = out + i * c_stride;
-      const T* from = bias + column;
-#pragma omp simd
-      for (Index j = 0; j < columns; ++j) line[j] = accumulate ? line[j] + from[j] : from[j];
-    }
-    multiply(a.at(row, 0), b.at(0, column), out, c_stride, rows, columns, k,
-             accumulate || bias != nullptr);
+struct Part {
+  Index row, column, rows, columns;
+};
+
+/// A matrix cut along its longer side.
+struct Parts {
+  bool by_columns;
+  Index m, n, pieces, count;
+  Parts(Index rows, Index columns, Index most)
+      : by_columns(columns >= rows),
+        m(rows),
+        n(columns),
+        pieces((std::max(m, n) + kCut - 1) / kCut),
+        count(std::min(most, pieces)) {}
+  Part operator[](Index i) const {
+    const Index first = i * pieces / count * kCut;
+    const Index length = std::min(std::max(m, n), (i + 1) * pieces / count * kCut) - first;
+    return by_columns ? Part{0, first, m, length} : Part{first, 0, length, n};
+  }
+};
+
+/// c = op(a) op(b) [+ bias] [+ c]
+template <typename T, typename C>
+struct Product {
+  Operand<T> a, b;
+  C* c;
+  Index c_stride, m, n, k;
+  const T* bias;
+  bool accumulate;
+
+  /// One part per thread, because a library packs all of one operand anew for each part.
+  Parts parts(Context& context) const {
+    const bool serial = m * n * k < (1 << 18);
+    return {m, n, serial ? 1 : context.threads().size()};
+  }
+};
+
+template <typename T, typename C>
+LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part) {
+  constexpr auto kDType = [](auto value) {
+    return std::is_same_v<decltype(value), BFloat16> ? DType::BF16 : DType::F32;
   };
-  context.threads().parallel_for(parts, 1, [&](Index begin, Index end) {
-    for (Index part = begin; part < end; ++part) multiply_part(part);
+  return {.operands = kDType(T{}),
+          .result = kDType(C{}),
+          .transpose_a = p.a.transposed,
+          .transpose_b = p.b.transposed,
+          .has_bias = p.bias != nullptr,
+          .accumulate = p.accumulate,
+          .m = part.rows,
+          .n = part.columns,
+          .k = p.k,
+          .a_stride = p.a.stride,
+          .b_stride = p.b.stride,
+          .c_stride = p.c_stride};
+}
+
+/// @return false if the library doesn't support the product: nothing was computed
+template <typename T, typename C>
+bool multiplied_by_library(Context& context, const Product<T, C>& p) {
+  const ProductLibrary& library = product_library();
+  if (library.supports == nullptr || p.k == 0) return false;
+  if (std::is_same_v<T, BFloat16> && !library.has_bf16) return false;
+  const auto supports = [&](const Parts& parts) {
+    for (Index i = 0; i < parts.count; ++i)
+      if (parts[i].rows < kRowsForLibrary || !library.supports(form_of(p, parts[i]))) return false;
+    return true;
+  };
+  Parts parts = p.parts(context);
+  // Smaller parts take less scratch memory.
+  const Index most = std::min(parts.pieces, 8 * parts.count);
+  while (!supports(parts)) {
+    if (2 * parts.count > most) return false;
+    parts.count *= 2;
+  }
+  if (p.c == nullptr) return true;  // a planned product
+  context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {
+      const Part part = parts[i];
+      multiply_by_library({.form = form_of(p, part),
+                           .a = p.a.at(part.row, 0).data,
+                           .b = p.b.at(0, part.column).data,
+                           .bias = p.bias == nullptr ? nullptr : p.bias + part.column,
+                           .c = p.c + part.row * p.c_stride + part.column});
+    }
+  });
+  return true;
+}
+
+template <typename T>
+void multiply(Context& context, const Product<T, T>& p) {
+  if constexpr (std::is_same_v<T, float>)
+    if (multiplied_by_library(context, p)) return;
+  const Parts parts = p.parts(context);
+  context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) {
+      const Part part = parts[i];
+      T* const out = p.c + part.row * p.c_stride + part.column;
+      for (Index row = 0; row < part.rows; ++row) {
+        T* const line = out + row * p.c_stride;
+        const T* const bias = p.bias + part.column;
+        if (p.bias == nullptr && !p.accumulate) std::fill_n(line, part.columns, T{0});
+        if (p.bias == nullptr) continue;
+#pragma omp simd
+        for (Index j = 0; j < part.columns; ++j)
+          line[j] = p.accumulate ? line[j] + bias[j] : bias[j];
+      }
+      add_product(p.a.at(part.row, 0), p.b.at(0, part.column), out, p.c_stride, part.rows,
+                  part.columns, p.k);
+    }
   });
 }
 
@@ -139,8 +208,22 @@ void narrow(Context& context, BFloat16* out, const float* in, Index rows, Index 
   });
 }
 
+template <typename T, typename C = T>
+Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
+  return {{static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
+          {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
+          static_cast<C*>(args.c.data),
+          args.c.strides[0],
+          m,
+          n,
+          k,
+          static_cast<const T*>(args.bias.data),
+          args.accumulate};
+}
+
 template <typename C>
 void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index k) {
+  if (multiplied_by_library(context, product_of<BFloat16, C>(args, m, n, k))) return;
   const Index panel = std::min(n, kPanelColumns);
   const bool direct = std::is_same_v<C, float>;
   const Index elements = m * k + panel * k + n + (direct ? 0 : m * panel);
@@ -170,21 +253,17 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
       out = c;
       out_stride = c_stride;
     }
-    multiply_threaded<float>(
-        context, {wide_a, args.a.shape[1], args.transpose_a},
-        {wide_b, args.transpose_b ? k : columns, args.transpose_b}, out, out_stride, m, columns, k,
-        args.bias.data != nullptr ? bias + column : nullptr, direct && args.accumulate);
+    multiply<float>(context, {{wide_a, args.a.shape[1], args.transpose_a},
+                              {wide_b, args.transpose_b ? k : columns, args.transpose_b},
+                              out,
+                              out_stride,
+                              m,
+                              columns,
+                              k,
+                              args.bias.data != nullptr ? bias + column : nullptr,
+                              direct && args.accumulate});
     if constexpr (!direct) narrow(context, c, sums, m, columns, c_stride, args.accumulate);
   }
-}
-
-template <typename T>
-void multiply_plain(Context& context, const Matmul& args, Index m, Index n, Index k) {
-  multiply_threaded<T>(context,
-                       {static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
-                       {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
-                       static_cast<T*>(args.c.data), args.c.strides[0], m, n, k,
-                       static_cast<const T*>(args.bias.data), args.accumulate);
 }
 
 /// Rows [begin, end) of a group.
@@ -196,17 +275,26 @@ struct Group {
   Index rows() const { return end - begin; }
 };
 
+template <typename T, typename C>
+Product<T, C> group_product(const GroupedMatmul& args, Index i, const Group& group) {
+  const Index k = args.a.shape[1], n = args.c.view.shape[1];
+  return {{static_cast<const T*>(args.a.data) + group.begin * k, k, false},
+          {static_cast<const T*>(args.b[i].data), args.b[i].shape[1], args.transpose_b},
+          static_cast<C*>(args.c.view.data) + group.begin * n,
+          n,
+          group.rows(),
+          n,
+          k,
+          nullptr,
+          args.c.accumulate};
+}
+
 template <typename T>
 void grouped_plain(Context& context, const GroupedMatmul& args) {
-  const Index k = args.a.shape[1], n = args.c.view.shape[1];
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
-    multiply_threaded<T>(
-        context, {static_cast<const T*>(args.a.data) + group.begin * k, k, false},
-        {static_cast<const T*>(args.b[i].data), args.b[i].shape[1], args.transpose_b},
-        static_cast<T*>(args.c.view.data) + group.begin * n, n, group.rows(), n, k, nullptr,
-        args.c.accumulate);
+    multiply(context, group_product<T, T>(args, i, group));
   }
 }
 
@@ -223,22 +311,30 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
+    if (multiplied_by_library(context, group_product<BFloat16, BFloat16>(args, i, group))) continue;
     const Index columns = args.b[i].shape[1];
     widen(context, wide_a, a + group.begin * k, group.rows(), k, k);
     widen(context, wide_b, static_cast<const BFloat16*>(args.b[i].data), args.b[i].shape[0],
           columns, columns);
-    multiply_threaded<float>(context, {wide_a, k, false}, {wide_b, columns, args.transpose_b}, sums,
-                             n, group.rows(), n, k, nullptr, false);
+    multiply<float>(context, {{wide_a, k, false},
+                              {wide_b, columns, args.transpose_b},
+                              sums,
+                              n,
+                              group.rows(),
+                              n,
+                              k,
+                              nullptr,
+                              false});
     narrow(context, c + group.begin * n, sums, group.rows(), n, n, args.c.accumulate);
   }
 }
 
 /// @param a, b  the rows of a group
-template <typename T>
-void group_gradient(Context& context, const T* a, const T* b, Index rows, const GradientView& to) {
+template <typename T, typename C>
+Product<T, C> gradient_product(const T* a, const T* b, Index rows, const GradientView& to) {
   const Index p = to.view.shape[0], q = to.view.shape[1];
-  multiply_threaded<T>(context, {a, p, true}, {b, q, false}, static_cast<T*>(to.view.data), q, p, q,
-                       rows, nullptr, to.accumulate);
+  return {{a, p, true}, {b, q, false}, static_cast<C*>(to.view.data), q, p, q, rows,
+          nullptr,      to.accumulate};
 }
 
 template <typename T>
@@ -248,8 +344,9 @@ void gradient_plain(Context& context, const GroupedGradient& args) {
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (args.c[i])
-      group_gradient<T>(context, a + group.begin * args.a.shape[1],
-                        b + group.begin * args.b.shape[1], group.rows(), args.c[i]);
+      multiply(context,
+               gradient_product<T, T>(a + group.begin * args.a.shape[1],
+                                      b + group.begin * args.b.shape[1], group.rows(), args.c[i]));
   }
 }
 
@@ -263,11 +360,14 @@ void gradient_bf16(Context& context, const GroupedGradient& args) {
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (!args.c[i]) continue;
-    widen(context, wide_a, static_cast<const BFloat16*>(args.a.data) + group.begin * p,
-          group.rows(), p, p);
-    widen(context, wide_b, static_cast<const BFloat16*>(args.b.data) + group.begin * q,
-          group.rows(), q, q);
-    group_gradient<float>(context, wide_a, wide_b, group.rows(), args.c[i]);
+    const auto* const a = static_cast<const BFloat16*>(args.a.data) + group.begin * p;
+    const auto* const b = static_cast<const BFloat16*>(args.b.data) + group.begin * q;
+    if (multiplied_by_library(context,
+                              gradient_product<BFloat16, float>(a, b, group.rows(), args.c[i])))
+      continue;
+    widen(context, wide_a, a, group.rows(), p, p);
+    widen(context, wide_b, b, group.rows(), q, q);
+    multiply(context, gradient_product<float, float>(wide_a, wide_b, group.rows(), args.c[i]));
   }
 }
 
@@ -278,9 +378,9 @@ void matmul(Context& context, const Matmul& args) {
   const Index n = args.c.shape[1];
   const Index k = args.a.shape[args.transpose_a ? 0 : 1];
   if (args.a.dtype == DType::F64)
-    multiply_plain<double>(context, args, m, n, k);
+    multiply(context, product_of<double>(args, m, n, k));
   else if (args.a.dtype == DType::F32)
-    multiply_plain<float>(context, args, m, n, k);
+    multiply(context, product_of<float>(args, m, n, k));
   else if (args.c.dtype == DType::F32)
     multiply_bf16<float>(context, args, m, n, k);
   else

@@ -29,8 +29,9 @@ std::string compute_text(Context& context) {
                        context.backend().description(), counted(threads, "host thread"));
   }
   const kernels::ProductLibrary& products = kernels::product_library();
-  return fmt::format("cpu, {}, {} per rank, products by {}{}", cpu_level_name(context.cpu_level()),
-                     counted(threads, "thread"), products.name,
+  return fmt::format("cpu, {}, {} per rank, products by {}{}{}",
+                     cpu_level_name(context.cpu_level()), counted(threads, "thread"), products.name,
+                     products.has_bf16 ? " (bf16 too)" : "",
                      products.problem.empty() ? "" : fmt::format(" ({})", products.problem));
 }
 
