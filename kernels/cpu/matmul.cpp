@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/thread_pool.h"
+#include "kernels/cpu/few_rows.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/grouped_matmul.h"
@@ -13,7 +14,7 @@
 // oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
 // time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
 // use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
-// them; elsewhere bf16 operands are widened to f32 panels. Threads compute equal parts of the longer
+// them; elsewhere bf16 operands are widened to f32 panels, unless there are few rows (few_rows.h). Threads compute equal parts of the longer
 // side of c, cut at multiples of kCut, so that results repeat exactly for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
@@ -208,6 +209,53 @@ void narrow(Context& context, BFloat16* out, const float* in, Index rows, Index 
   });
 }
 
+/// @return false if the product has many rows, or a is transposed: nothing was computed
+template <typename C>
+bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
+  if (p.m > kFewRows || p.a.transposed) return false;
+  const Index slices = p.b.transposed ? 1 : kSlices;
+  const Index elements = p.m * (p.k + slices * p.n);
+  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
+  if (workspace.is_planned()) return true;
+  auto* const a = static_cast<float*>(workspace.data());
+  float* const sums = a + p.m * p.k;
+  for (Index i = 0; i < p.m; ++i)
+    for (Index j = 0; j < p.k; ++j) a[i * p.k + j] = load(p.a.data + i * p.a.stride + j);
+
+  // Whole rows of b for up to kSlices threads.
+  const Index threads = p.m * p.n * p.k < (1 << 18) ? 1 : context.threads().size();
+  const Index parts = std::min((threads + slices - 1) / slices, (p.n + kCut - 1) / kCut);
+  const Index width = (p.n + parts - 1) / parts;
+  context.threads().parallel_for(
+      slices * parts, slices * parts / threads, [&](Index begin, Index end) {
+        for (Index item = begin; item < end; ++item) {
+          const Index slice = item / parts, column = item % parts * width;
+          const Index columns = std::min(width, p.n - column);
+          const Index first = slice * p.k / slices, last = (slice + 1) * p.k / slices;
+          float* const to = sums + slice * p.m * p.n + column;
+          if (p.b.transposed) {
+            few_dots(to, p.n, a, p.b.at(0, column).data, p.b.stride, p.m, columns, p.k);
+            continue;
+          }
+          for (Index i = 0; i < p.m; ++i) std::fill_n(to + i * p.n, columns, 0.0F);
+          add_few_rows(to, p.n, a + first, p.k, p.b.at(first, column).data, p.b.stride, p.m,
+                       columns, last - first);
+        }
+      });
+  for (Index i = 0; i < p.m; ++i) {
+    C* const c = p.c + i * p.c_stride;
+    const float* const from = sums + i * p.n;
+#pragma omp simd
+    for (Index j = 0; j < p.n; ++j) {
+      float sum = from[j];
+      for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
+      if (p.bias != nullptr) sum += load(p.bias + j);
+      store(c + j, p.accumulate ? sum + load(c + j) : sum);
+    }
+  }
+  return true;
+}
+
 template <typename T, typename C = T>
 Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
   return {{static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
@@ -223,7 +271,8 @@ Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
 
 template <typename C>
 void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index k) {
-  if (multiplied_by_library(context, product_of<BFloat16, C>(args, m, n, k))) return;
+  const Product<BFloat16, C> product = product_of<BFloat16, C>(args, m, n, k);
+  if (multiplied_few_rows(context, product) || multiplied_by_library(context, product)) return;
   const Index panel = std::min(n, kPanelColumns);
   const bool direct = std::is_same_v<C, float>;
   const Index elements = m * k + panel * k + n + (direct ? 0 : m * panel);

@@ -47,6 +47,12 @@ inline Vector<T> load_vector(const E* p) {
   Vector<T> v;
   if constexpr (std::is_same_v<T, E>) {
     std::memcpy(&v, p, sizeof(v));
+  } else if constexpr (std::is_same_v<E, BFloat16> && std::is_same_v<T, float>) {
+    using Bits = std::uint32_t __attribute__((vector_size(kVectorBytes)));
+    std::uint16_t __attribute__((vector_size(kVectorBytes / 2))) halves;
+    std::memcpy(&halves, p, sizeof(halves));
+    const Bits bits = __builtin_convertvector(halves, Bits) << 16;
+    std::memcpy(&v, &bits, sizeof(v));
   } else {
     T values[kLanes<T>];
 #pragma omp simd

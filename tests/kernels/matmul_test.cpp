@@ -186,6 +186,16 @@ TEST_CASE("matmul matches float64 for all transposes, dtypes and odd shapes") {
                         transpose_b, accumulate});
 }
 
+TEST_CASE("products with few rows, longer than the parts that are computed at a time") {
+  for (const DType c : {DType::F32, DType::BF16})
+    for (const std::int64_t m : {1, 3})
+      for (const bool transpose_b : {false, true})
+        for (const bool accumulate : {false, true})
+          for (const Size& size : {Size{m, 33, 2101}, Size{m, 2101, 31}})
+            check_case(
+                {size.m, size.k, size.n, DType::BF16, c, false, transpose_b, accumulate, true, 5});
+}
+
 TEST_CASE("matmul respects strided rows and adds a bias once") {
   for (const Types& types : kTypes)
     for (const bool transposed : {false, true})
