@@ -31,6 +31,10 @@ void adamw(Context& context, const AdamW& given) {
   TESSERA_DISPATCH(adamw, context, args);
 }
 
+TESSERA_KERNEL_IF(muon_momentum, MuonMomentum, args.grad.numel() > 0)
+TESSERA_KERNEL_IF(normalize, Normalize, args.x.numel() > 0)
+TESSERA_KERNEL_IF(weight_update, WeightUpdate, args.param.numel() > 0)
+
 TESSERA_CPU_KERNEL(sum_of_squares, SumOfSquares)
 
 void sum_of_squares(Context& context, const SumOfSquares& args) {

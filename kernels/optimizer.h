@@ -28,6 +28,10 @@ struct AdamWRange {
   float decay = 1, rate = 0;
 };
 
+/// Which weights decay: all, or only those that the update makes smaller ("cautious": Chen et al. 2025,
+/// arXiv:2510.12402).
+enum class Decay : std::uint8_t { All, Shrinking };
+
 /// One AdamW step over ranges of a flat buffer, in one pass over weights and moments.
 ///
 /// param                      [n] f32 or bf16, contiguous
@@ -52,9 +56,48 @@ struct AdamW {
   TensorView factor{}, copy{};
   bool stochastic = false;
   const RngStep* rng = nullptr;  ///< seed of the rounding, in device memory
-  AdamWRates rates{};            ///< written by adamw(), which computes them in f64
+  Decay decay = Decay::All;
+  AdamWRates rates{};  ///< written by adamw(), which computes them in f64
 };
 void adamw(Context& context, const AdamW& args);
+
+/// The first part of a Muon step:
+///   g = factor * grad;  m = beta m + (1 - beta) g;  out = beta m + (1 - beta) g
+///
+/// grad, momentum  [n] f32, contiguous
+/// out             [n] f32 or bf16, contiguous
+/// factor          one f32; if NaN, momentum does not change
+/// Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon, with Nesterov's momentum.
+struct MuonMomentum {
+  TensorView grad, momentum, out, factor;
+  double beta = 0.95;
+};
+void muon_momentum(Context& context, const MuonMomentum& args);
+
+/// out = x / max(sqrt(sum), 1e-7)
+///
+/// x    [n] f32, contiguous
+/// sum  one f64
+/// out  [n] f32 or bf16, contiguous; may be x
+struct Normalize {
+  TensorView x, sum, out;
+};
+void normalize(Context& context, const Normalize& args);
+
+/// param = param (1 - lr wd) - rate * update, in one pass; rounding, factor and copy as in AdamW.
+///
+/// param   [n] f32 or bf16, contiguous
+/// update  [n] f32 or bf16, contiguous
+struct WeightUpdate {
+  TensorView param, update, factor, copy{};
+  double lr = 0, weight_decay = 0, rate = 0;
+  Decay decay = Decay::All;
+  bool stochastic = false;
+  const RngStep* rng = nullptr;
+  std::int64_t step = 1;
+  std::uint64_t place = 0, first_element = 0;
+};
+void weight_update(Context& context, const WeightUpdate& args);
 
 /// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0, or NaN if any total is
 /// not finite, so that AdamW with this factor changes nothing.

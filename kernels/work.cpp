@@ -235,6 +235,12 @@ KernelWork work(const SpreadRows& args) {
   return read(args.x, args.order, args.weights).write(args.y);
 }
 
+KernelWork work(const MuonMomentum& args) {
+  return read(args.grad, args.momentum).write(args.momentum, args.out);
+}
+
+KernelWork work(const Normalize& args) { return read(args.x).write(args.out); }
+
 KernelWork work(const SumOfSquares& args) { return read(args.x).write(args.sum); }
 
 KernelWork work(const SumRows& args) { return read(args.in).write(args.out); }
@@ -246,6 +252,10 @@ KernelWork work(const TopK& args) { return read(args.x).write(args.index); }
 KernelWork work(const Total& args) { return read(args.in).write(args.out); }
 
 KernelWork work(const Unary& args) { return read(args.x).write(args.y); }
+
+KernelWork work(const WeightUpdate& args) {
+  return read(args.param, args.update).write(args.param, args.copy);
+}
 
 KernelWork work(const Where& args) { return read(args.condition, args.a, args.b).write(args.y); }
 

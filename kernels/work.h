@@ -31,8 +31,10 @@ struct GroupedGradient;
 struct GroupedMatmul;
 struct Matmul;
 struct MaxAlong;
+struct MuonMomentum;
 struct NormBackward;
 struct NormForward;
+struct Normalize;
 struct Rotary;
 struct RowProducts;
 struct Sampling;
@@ -46,6 +48,7 @@ struct SumTo;
 struct TopK;
 struct Total;
 struct Unary;
+struct WeightUpdate;
 struct Where;
 
 KernelWork work(const AdamW& args);
@@ -74,8 +77,10 @@ KernelWork work(const GroupedGradient& args);
 KernelWork work(const GroupedMatmul& args);
 KernelWork work(const Matmul& args);
 KernelWork work(const MaxAlong& args);
+KernelWork work(const MuonMomentum& args);
 KernelWork work(const NormBackward& args);
 KernelWork work(const NormForward& args);
+KernelWork work(const Normalize& args);
 KernelWork work(const Rotary& args);
 KernelWork work(const RowProducts& args);
 KernelWork work(const Sampling& args);
@@ -89,6 +94,7 @@ KernelWork work(const SumTo& args);
 KernelWork work(const TopK& args);
 KernelWork work(const Total& args);
 KernelWork work(const Unary& args);
+KernelWork work(const WeightUpdate& args);
 KernelWork work(const Where& args);
 
 }  // namespace tessera::kernels

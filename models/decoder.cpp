@@ -147,7 +147,9 @@ Decoder::Decoder(const Arch& arch)
       norm_(*this, names_of(arch).norm, arch.n_embd, norm_of(arch)),
       head_(module_if<nn::Linear>(
           !arch.tied, *this, names_of(arch).head,
-          nn::LinearOptions{.in = arch.n_embd, .out = arch.vocab_size, .bias = false})) {}
+          nn::LinearOptions{.in = arch.n_embd, .out = arch.vocab_size, .bias = false})) {
+  if (head_) head_->weight.is_matrix = false;
+}
 
 nn::Module& Decoder::head() {
   if (head_) return *head_;

@@ -137,10 +137,10 @@ std::int64_t Checkpoints::load_latest() {
       step = reader.index().step;
       require_same_model(reader, s.options.model);
       const nn::Module& module = s.model.module();
-      const LoadPlan plan =
-          plan_resume(reader, tensors_of(module), tensors_of(module, true),
-                      s.options.with_optimizer ? s.model.state_names() : std::vector<std::string>(),
-                      io::LoadPolicy::Exact);
+      const LoadPlan plan = plan_resume(
+          reader, tensors_of(module),
+          s.options.with_optimizer ? state_tensors(module, s.optimizer) : StateTensors(),
+          io::LoadPolicy::Exact);
       load_training_state(s.model, s.optimizer, reader, plan, s.rank.context->threads().size(), 0);
     } catch (const CorruptCheckpoint& error) {
       problem = error.what();

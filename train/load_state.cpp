@@ -92,7 +92,7 @@ io::ReadReport load_sections(
     else if (!add(io::kModelSection, piece.master))
       start_randomly(piece, seed);
     for (std::size_t i = 0; i < piece.state.size(); ++i)
-      add({sharded.state_names()[i]}, piece.state[i]);
+      if (piece.state[i].defined()) add({sharded.state_names()[i]}, piece.state[i]);
   }
   const io::ReadReport report = io::read_parts(parts, {.threads = threads});
   sharded.values_changed();
@@ -109,23 +109,38 @@ std::vector<io::TensorInfo> tensors_of(const nn::Module& model, bool trainable_o
   return tensors;
 }
 
+StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& optimizer) {
+  Unit trainable;
+  for (Parameter* p : model.parameters())
+    if (p->tensor.requires_grad()) trainable.parameters.push_back(p);
+  const ShardLayout layout = layout_of(trainable, 1);
+  StateTensors states;
+  for (std::string& name : optimizer.state_names()) {
+    std::vector<io::TensorInfo> tensors;
+    for (const ParameterSlot& slot : layout.slots())
+      if (optimizer.has_state(states.size(), slot))
+        tensors.push_back({slot.name, slot.shape, DType::F32});
+    states.emplace_back(std::move(name), std::move(tensors));
+  }
+  return states;
+}
+
 LoadPlan plan_resume(const io::CheckpointReader& reader,
-                     const std::vector<io::TensorInfo>& expected,
-                     const std::vector<io::TensorInfo>& trainable,
-                     const std::vector<std::string>& states, io::LoadPolicy policy) {
+                     const std::vector<io::TensorInfo>& expected, const StateTensors& states,
+                     io::LoadPolicy policy) {
   LoadPlan plan;
-  std::vector<io::Section> sections{io::kModelSection};
+  std::vector<std::pair<io::Section, const std::vector<io::TensorInfo>*>> sections{
+      {io::kModelSection, &expected}};
   const bool any_state = reader.index().optimizer && !reader.index().optimizer->state.empty();
   if (any_state || policy != io::LoadPolicy::Partial) {
-    for (const std::string& state : states) sections.push_back({state});
+    for (const auto& state : states) sections.push_back({{state.first}, &state.second});
   } else if (!states.empty()) {
     plan.notes.push_back(
         fmt::format("note: {} holds no optimizer state: training continues with {}",
                     reader.path().string(), kZeros));
   }
-  for (const io::Section& section : sections) {
-    const auto comparison = io::compare_tensors(section.is_model() ? expected : trainable,
-                                                reader.source(section).tensors());
+  for (const auto& [section, tensors] : sections) {
+    const auto comparison = io::compare_tensors(*tensors, reader.source(section).tensors());
     const std::string where = fmt::format("{}, section {}", reader.path().string(), section.name());
     for (std::string& note :
          io::apply_policy(comparison, policy, where, section.is_model() ? kRandom : kZeros)) {

@@ -26,15 +26,17 @@ struct LoadPlan {
 /// Names and shapes of a model's parameters.
 std::vector<io::TensorInfo> tensors_of(const nn::Module& model, bool trainable_only = false);
 
+/// Tensors of each state of an optimizer, for the trainable parameters of a model.
+using StateTensors = std::vector<std::pair<std::string, std::vector<io::TensorInfo>>>;
+StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& optimizer);
+
 /// Compares all sections of a checkpoint with the run's model.
-/// @param expected  the model's tensors; state tensors belong to the `trainable` ones
-/// @param states    names of the optimizer's state tensors
+/// @param expected  the model's tensors
 /// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
 ///         optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader,
-                     const std::vector<io::TensorInfo>& expected,
-                     const std::vector<io::TensorInfo>& trainable,
-                     const std::vector<std::string>& states, io::LoadPolicy policy);
+                     const std::vector<io::TensorInfo>& expected, const StateTensors& states,
+                     io::LoadPolicy policy);
 /// The same for weights only.
 /// @param chosen  patterns (see io::is_chosen): only matching tensors are loaded and compared;
 ///   empty: all

@@ -25,7 +25,7 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
     };
     add(io::kModelSection, piece.master);
     for (std::size_t i = 0; with_optimizer && i < piece.state.size(); ++i)
-      add({sharded.state_names()[i]}, piece.state[i]);
+      if (piece.state[i].defined()) add({sharded.state_names()[i]}, piece.state[i]);
   }
   return request;
 }

@@ -34,7 +34,7 @@ std::vector<Replicated> replicated(ShardedModel& model) {
     for (const ShardedModel::Piece& piece : model.held_pieces()) {
       std::vector<Tensor>& parts = list[index_of.at(piece.parameter)].tensors;
       parts.push_back(piece.master);
-      parts.insert(parts.end(), piece.state.begin(), piece.state.end());
+      std::ranges::copy_if(piece.state, std::back_inserter(parts), &Tensor::defined);
     }
   }
   if (mesh.shard().world_size() == 1) return list;

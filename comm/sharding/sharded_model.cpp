@@ -151,11 +151,15 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
     return;
   }
   for (const auto& unit : units_) {
-    std::vector<Tensor>& state = state_.emplace_back();
+    std::vector<State>& state = state_.emplace_back();
     if (!unit->is_trainable()) continue;
-    for (std::size_t i = 0; i < names.size(); ++i)
-      state.push_back(Tensor::full(state_context_, {unit->segment_size()}, DType::F32, 0.0,
-                                   MemoryCategory::OptimizerState, unit->name()));
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      optim::StatePlaces places(optimizer, i, unit->layout(), unit->segment_begin(),
+                                unit->segment_size());
+      state.push_back({Tensor::full(state_context_, {places.size}, DType::F32, 0.0,
+                                    MemoryCategory::OptimizerState, unit->name()),
+                       std::move(places)});
+    }
   }
   state_names_ = std::move(names);
 }
@@ -177,18 +181,24 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
     FlatUnit& unit = *units_[u];
     const ShardLayout& layout = unit.layout();
     const std::int64_t held = unit.segment_begin();
+    const std::vector<SlotRange> held_ranges = layout.ranges(held, held + unit.segment_size());
+    std::size_t at_range = 0;
     const auto [begin, end] =
         owned_only ? unit.owned() : std::pair(held, held + unit.segment_size());
     for (const SlotRange& range : layout.ranges(begin, end)) {
       const std::int64_t at = range.offset + begin - held;
-      const auto part = [&](const Tensor& t) {
-        return t.alias({range.end - range.begin}, {1}, at);
-      };
-      Piece& piece =
-          result.emplace_back(Piece{unit.parameters()[static_cast<std::size_t>(range.slot)],
-                                    range.begin, range.end, part(unit.master())});
+      Piece& piece = result.emplace_back(
+          Piece{unit.parameters()[static_cast<std::size_t>(range.slot)], range.begin, range.end,
+                unit.master().alias({range.end - range.begin}, {1}, at)});
       if (state_.empty()) continue;
-      for (const Tensor& state : state_[u]) piece.state.push_back(part(state));
+      while (held_ranges[at_range].slot != range.slot) ++at_range;
+      for (const State& state : state_[u]) {
+        const std::int64_t place = state.places.first[at_range];
+        const std::int64_t skipped = range.begin - held_ranges[at_range].begin;
+        piece.state.push_back(
+            place < 0 ? Tensor()
+                      : state.values.alias({range.end - range.begin}, {1}, place + skipped));
+      }
     }
   }
   return result;
@@ -441,13 +451,20 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
     FlatUnit& unit = *units_[u];
     if (!unit.is_trainable()) continue;
     const Tensor copy = unit.copy_of_master();
-    optimizer.update({.layout = unit.layout(),
-                      .first = unit.segment_begin(),
-                      .param = unit.master(),
-                      .grad = fetched(unit.gradient(), state_context_),
-                      .state = state_[u],
-                      .copy = copy},
-                     own_options);
+    optim::Segment segment{.layout = unit.layout(),
+                           .first = unit.segment_begin(),
+                           .param = unit.master(),
+                           .grad = fetched(unit.gradient(), state_context_),
+                           .copy = copy,
+                           .compute = spec_.compute};
+    for (const State& state : state_[u]) segment.state.push_back(state.values);
+    if (unit.segment_size() < unit.layout().padded_size())
+      segment.gather = [&](const Tensor& whole) {
+        require<Unsupported>(state_context_ == context_,
+                             "an optimizer that gathers can't be used with ShardSpec::offload");
+        mesh_.shard().all_gather(whole.view(), {"all_gather optimizer " + unit.name(), {}});
+      };
+    optimizer.update(segment, own_options);
     unit.release_gradient();
     unit.master_changed(copy.defined());
   }

@@ -59,7 +59,8 @@ class ShardedModel final : public nn::UnitRuntime {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
     Tensor master{};                  ///< [end - begin], master dtype
-    /// [end - begin] f32, in the order of state_names(); empty for frozen parameters
+    /// [end - begin] f32, in the order of state_names(), undefined for states that the parameter lacks;
+    /// empty for frozen parameters
     std::vector<Tensor> state{};
   };
   /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
@@ -129,7 +130,11 @@ class ShardedModel final : public nn::UnitRuntime {
   std::shared_ptr<Context> context_, state_context_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<std::string> state_names_;
-  std::vector<std::vector<Tensor>> state_;      // by unit
+  struct State {
+    Tensor values;
+    optim::StatePlaces places;
+  };
+  std::vector<std::vector<State>> state_;       // by unit
   Units reducing_, replicating_;                // in flight, oldest first
   std::vector<std::unique_ptr<Range>> ranges_;  // open trace ranges, innermost last
   std::function<void(const FlatUnit&)> observer_;

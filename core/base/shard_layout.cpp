@@ -21,8 +21,8 @@ ShardLayout::ShardLayout(std::string unit, const std::vector<Parameter>& paramet
     require(seen.insert(parameter.name).second, "unit {}: parameter {} appears twice", unit_,
             parameter.name);
     const std::int64_t count = numel(parameter.shape);
-    slots_.push_back(
-        {parameter.name, parameter.shape, offset, count, parameter.decay, parameter.lr_scale});
+    slots_.push_back({parameter.name, parameter.shape, offset, count, parameter.decay,
+                      parameter.lr_scale, parameter.is_matrix});
     parameter_count_ += count;
     offset = round_up(offset + count, kAlignment);
   }

@@ -14,8 +14,9 @@ struct ParameterSlot {
   Shape shape;
   std::int64_t offset = 0;
   std::int64_t numel = 0;
-  bool decay = false;     ///< weight decay applies
-  float lr_scale = 1.0F;  ///< factor of the learning rate
+  bool decay = false;      ///< weight decay applies
+  float lr_scale = 1.0F;   ///< factor of the learning rate
+  bool is_matrix = false;  ///< weight of a linear layer within the model
 };
 
 /// The part of a parameter that lies in a range of the flat buffer. All in elements.
@@ -41,6 +42,7 @@ class ShardLayout {
     Shape shape;
     bool decay = false;
     float lr_scale = 1.0F;
+    bool is_matrix = false;
   };
   ShardLayout() = default;
   /// @throws InvalidArgument on world_size < 1 or a duplicate name

@@ -39,6 +39,7 @@ Linear::Linear(Module& parent, std::string_view name, const LinearOptions& optio
     : Module(parent, name),
       layout(options.layout),
       weight(*this, "weight", weight_shape(options), options.init) {
+  weight.is_matrix = true;
   if (options.bias) bias.emplace(*this, "bias", Shape{options.out}, kZeros);
 }
 

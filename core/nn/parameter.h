@@ -42,6 +42,9 @@ struct Parameter {
   Initialization init;
   bool decay = false;
   float lr_scale = 1.0F;  ///< factor of the learning rate; set it before the model is sharded
+  /// Weight of a linear layer within the model, neither embedding nor head: optimizers may treat it as
+  /// a matrix. Set it before the model is sharded.
+  bool is_matrix = false;
 };
 
 /// Computes elements [begin, end) of a parameter's initial value. They depend only on seed, name

@@ -137,7 +137,7 @@ std::vector<Unit> units_of(const nn::Module& model, const nn::UnitPolicy& policy
 ShardLayout layout_of(const Unit& unit, int world_size) {
   std::vector<ShardLayout::Parameter> parameters;
   for (const Parameter* p : unit.parameters)
-    parameters.push_back({p->name, p->tensor.shape(), p->decay, p->lr_scale});
+    parameters.push_back({p->name, p->tensor.shape(), p->decay, p->lr_scale, p->is_matrix});
   return ShardLayout(unit.name, parameters, world_size);
 }
 

@@ -57,7 +57,8 @@ void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
                       .factor = options.factor.view(),
                       .copy = copy.defined() ? copy.view() : TensorView{},
                       .stochastic = is_half,
-                      .rng = is_half ? param.context()->rng_step() : nullptr};
+                      .rng = is_half ? param.context()->rng_step() : nullptr,
+                      .decay = options_.decay};
   const auto add = [&](std::int64_t begin, std::int64_t end, const auto& settings,
                        std::uint64_t place, std::int64_t first_element) {
     args.ranges.push_back({.begin = begin,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/optim/optimizer.h"
+#include "kernels/optimizer.h"
 
 namespace tessera::optim {
 
@@ -13,6 +14,7 @@ struct AdamWOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;  ///< of the parameters that decay
+  kernels::Decay decay = kernels::Decay::All;
 };
 
 /// See kernels/optimizer.h for the update. Bf16 parameters are rounded stochastically, with random

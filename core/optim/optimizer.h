@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,12 @@ struct Segment {
   std::int64_t first = 0;
   Tensor param;                 ///< [n] f32 or bf16, updated in place
   Tensor grad;                  ///< [n] f32, before clipping
-  std::vector<Tensor> state{};  ///< [n] f32 each, in the order of Optimizer::state_names()
+  std::vector<Tensor> state{};  ///< [StatePlaces::size] f32, in the order of state_names()
   Tensor copy{};                ///< [n] bf16 that receives param, rounded; may be undefined
+  DType compute = DType::F32;   ///< dtype in which the model computes: f32 or bf16
+  /// Collects the segments of all ranks in a buffer of the whole unit, [padded_size] f32 or bf16, which
+  /// has this rank's at `first`. A collective; null if the segment is the whole unit.
+  std::function<void(const Tensor& whole)> gather{};
 };
 
 /// Equal for all segments of a step.
@@ -36,8 +41,19 @@ class Optimizer {
   virtual ~Optimizer() = default;
   /// Equal in every call: {"exp_avg", "exp_avg_sq"}. Letters, digits and '_'.
   virtual std::vector<std::string> state_names() const = 0;
+  /// Whether a parameter has state tensor i of state_names().
+  virtual bool has_state(std::size_t i, const ParameterSlot& slot) const;
   /// Works in order with the context's stream, without waiting for it.
   virtual void update(const Segment& segment, const UpdateOptions& options) const = 0;
+};
+
+/// Where a state tensor has the elements of a segment: at their places in the segment, or without gaps
+/// for parameters that lack the state. Each range starts at a multiple of ShardLayout::kAlignment.
+struct StatePlaces {
+  std::vector<std::int64_t> first;  ///< of each of the segment's ranges; -1: none
+  std::int64_t size = 0;
+  StatePlaces(const Optimizer& optimizer, std::size_t i, const ShardLayout& layout,
+              std::int64_t segment_begin, std::int64_t segment_size);
 };
 
 }  // namespace tessera::optim

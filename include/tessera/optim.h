@@ -4,4 +4,5 @@
 
 #include "core/optim/adamw.h"
 #include "core/optim/lr_schedule.h"
+#include "core/optim/muon.h"
 #include "core/optim/optimizer.h"

@@ -157,8 +157,8 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index,
   return tensors;
 }
 
-// Checks that the state tensors belong to the same weights, and have their shapes. Frozen weights
-// have none.
+// Checks that two state tensors belong to the same weights or to different ones, as those of two
+// optimizers do, and have their shapes. Frozen weights have none.
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   const auto& states = index.optimizer->state;
   const auto check_within = [&](const std::string& state, const TensorMap& tensors,
@@ -174,10 +174,12 @@ void check_optimizer(const CheckpointIndex& index, const std::string& source) {
     }
   };
   for (const auto& [state, tensors] : states) {
-    const auto& [first, in_first] = *states.begin();
-    check_within(state, tensors, in_first, "optimizer/" + first);
-    check_within(first, in_first, tensors, "optimizer/" + state);
     if (index.model) check_within(state, tensors, *index.model, "the model");
+    for (const auto& [other, in_other] : states) {
+      const bool apart = std::ranges::none_of(
+          tensors, [&](const auto& entry) { return in_other.contains(entry.first); });
+      if (!apart) check_within(state, tensors, in_other, "optimizer/" + other);
+    }
   }
 }
 

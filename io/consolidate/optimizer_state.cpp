@@ -29,7 +29,8 @@ std::vector<WeightState> weight_states(ConsolidateSource& source) {
     state.decays = state.decays || tensor.shape.size() >= 2;
   }
   const bool has_step = kinds.erase("step") > 0 || source.optimizer_step;
-  const bool is_adam = kinds.contains("exp_avg") && kinds.contains("exp_avg_sq");
+  const bool is_adam = kinds.contains("exp_avg") && kinds.contains("exp_avg_sq") &&
+                       !kinds.contains("momentum_buffer");
   if (!is_adam) {
     source.warnings.push_back(fmt::format(
         "the optimizer state of {} is {}, and not AdamW's exp_avg and exp_avg_sq: load it into an "

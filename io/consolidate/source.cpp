@@ -147,6 +147,7 @@ std::vector<ParamGroup> read_groups(ConsolidateSource& result, const CheckpointR
   const Json trainer = parse_json(reader.trainer_json(), where);
   const Json::json_pointer place("/config/optim");
   const Json optim = trainer.contains(place) ? trainer.at(place) : Json();
+  if (optim.is_object() && optim.value("name", "adamw") != "adamw") return {};
   std::map<std::string, double> found;
   for (const char* key : {"lr", "beta1", "beta2", "eps", "weight_decay"}) {
     if (!optim.is_object() || !optim.contains(key) || !optim[key].is_number()) return {};

@@ -15,15 +15,23 @@ TESSERA_CPU_BEGIN
 
 namespace {
 
+/// 1 - lr wd, or 1 for a weight that does not decay.
+template <bool kCautious>
+float decay_of(float decay, float update, float param) {
+  return kCautious && update * param < 0 ? 1.0F : decay;
+}
+
 // Updates the moments of a weight and returns its new value.
-inline float updated(const AdamWRates& r, const AdamWRange& range, float param, float grad,
-                     float& exp_avg, float& exp_avg_sq) {
+template <bool kCautious>
+float updated(const AdamWRates& r, const AdamWRange& range, float param, float grad, float& exp_avg,
+              float& exp_avg_sq) {
   const float g = r.scale * grad;
   const float m = r.beta1 * exp_avg + r.one_minus_beta1 * g;
   const float v = r.beta2 * exp_avg_sq + r.one_minus_beta2 * g * g;
   exp_avg = m;
   exp_avg_sq = v;
-  return param * range.decay - range.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
+  return param * decay_of<kCautious>(range.decay, m, param) -
+         range.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
 }
 
 // Rounds away from zero with a probability equal to the discarded fraction.
@@ -35,7 +43,7 @@ BFloat16 round_stochastically(float value, std::uint32_t random) {
   return result;
 }
 
-template <typename P, bool kCopy>
+template <typename P, bool kCopy, bool kCautious>
 void run(Context& context, const AdamW& args, const AdamWRates& r, const AdamWRange& range) {
   RngKey rounding;
   if (args.stochastic) {
@@ -55,7 +63,7 @@ void run(Context& context, const AdamW& args, const AdamWRates& r, const AdamWRa
           const std::uint64_t at = range.first_element + static_cast<std::uint64_t>(i);
           if (i == begin || at % 4 == 0) words = rounding.words(at / 4);
           param[i] = round_stochastically(
-              updated(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]),
+              updated<kCautious>(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]),
               words[at % 4]);
         }
       }
@@ -63,7 +71,8 @@ void run(Context& context, const AdamW& args, const AdamWRates& r, const AdamWRa
     }
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i) {
-      const float value = updated(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]);
+      const float value =
+          updated<kCautious>(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]);
       store(param + i, value);
       if constexpr (kCopy) store(copy + i, value);
     }
@@ -80,13 +89,111 @@ void adamw(Context& context, const AdamW& args) {
   AdamWRates rates = args.rates;
   rates.scale *= factor;
   for (const AdamWRange& range : args.ranges) {
-    if (args.param.dtype == DType::BF16)
-      run<BFloat16, false>(context, args, rates, range);
-    else if (args.copy.data != nullptr)
-      run<float, true>(context, args, rates, range);
-    else
-      run<float, false>(context, args, rates, range);
+    visit_flag(args.decay == Decay::Shrinking, [&](auto cautious) {
+      constexpr bool kCautious = decltype(cautious)::value;
+      if (args.param.dtype == DType::BF16)
+        run<BFloat16, false, kCautious>(context, args, rates, range);
+      else if (args.copy.data != nullptr)
+        run<float, true, kCautious>(context, args, rates, range);
+      else
+        run<float, false, kCautious>(context, args, rates, range);
+    });
   }
+}
+
+namespace {
+
+template <typename Out>
+void momentum(Context& context, const MuonMomentum& args, float factor) {
+  const auto* grad = static_cast<const float*>(args.grad.data);
+  auto* momentum = static_cast<float*>(args.momentum.data);
+  auto* out = static_cast<Out*>(args.out.data);
+  const auto beta = static_cast<float>(args.beta), rest = static_cast<float>(1.0 - args.beta);
+  for_elements(context, args.grad.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float g = rest * (factor * grad[i]);
+      momentum[i] = beta * momentum[i] + g;
+      store(out + i, beta * momentum[i] + g);
+    }
+  });
+}
+
+template <typename Out>
+void scale(Context& context, const Normalize& args, float factor) {
+  const auto* x = static_cast<const float*>(args.x.data);
+  auto* out = static_cast<Out*>(args.out.data);
+  for_elements(context, args.x.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) store(out + i, factor * x[i]);
+  });
+}
+
+template <typename P, typename U, bool kCautious>
+void update(Context& context, const WeightUpdate& args) {
+  auto* param = static_cast<P*>(args.param.data);
+  const auto* update = static_cast<const U*>(args.update.data);
+  auto* copy = static_cast<BFloat16*>(args.copy.data);
+  const auto decay = static_cast<float>(1.0 - args.lr * args.weight_decay);
+  const auto rate = static_cast<float>(args.rate);
+  RngKey rounding;
+  if (args.stochastic)
+    rounding = RngKey::make(args.rng->seed, RngPurpose::Rounding,
+                            static_cast<std::uint64_t>(args.step), args.place);
+  for_elements(context, args.param.numel(), [=, &args](std::int64_t begin, std::int64_t end) {
+    const auto value = [&](std::int64_t i) {
+      const float old = load(param + i), u = load(update + i);
+      return old * decay_of<kCautious>(decay, u, old) - rate * u;
+    };
+    if (args.stochastic) {
+      if constexpr (std::is_same_v<P, BFloat16>)
+        for (std::int64_t i = begin; i < end; ++i)
+          param[i] = round_stochastically(
+              value(i), rounding.word(args.first_element + static_cast<std::uint64_t>(i)));
+      return;
+    }
+    if (copy != nullptr) {
+#pragma omp simd
+      for (std::int64_t i = begin; i < end; ++i) store(copy + i, value(i));
+    }
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) store(param + i, value(i));
+  });
+}
+
+template <typename P, typename U>
+void update(Context& context, const WeightUpdate& args) {
+  visit_flag(args.decay == Decay::Shrinking,
+             [&](auto cautious) { update<P, U, decltype(cautious)::value>(context, args); });
+}
+
+}  // namespace
+
+void muon_momentum(Context& context, const MuonMomentum& args) {
+  const float factor = *static_cast<const float*>(args.factor.data);
+  if (std::isnan(factor)) return;
+  if (args.out.dtype == DType::BF16)
+    momentum<BFloat16>(context, args, factor);
+  else
+    momentum<float>(context, args, factor);
+}
+
+void normalize(Context& context, const Normalize& args) {
+  const double norm = std::sqrt(*static_cast<const double*>(args.sum.data));
+  const auto factor = static_cast<float>(1.0 / std::max(norm, 1e-7));
+  if (args.out.dtype == DType::BF16)
+    scale<BFloat16>(context, args, factor);
+  else
+    scale<float>(context, args, factor);
+}
+
+void weight_update(Context& context, const WeightUpdate& args) {
+  if (std::isnan(*static_cast<const float*>(args.factor.data))) return;
+  const bool is_half = args.param.dtype == DType::BF16;
+  if (args.update.dtype == DType::BF16)
+    is_half ? update<BFloat16, BFloat16>(context, args) : update<float, BFloat16>(context, args);
+  else
+    is_half ? update<BFloat16, float>(context, args) : update<float, float>(context, args);
 }
 
 void clip_factor(Context&, const ClipFactor& args) {

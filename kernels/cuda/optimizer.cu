@@ -17,6 +17,11 @@ __device__ __forceinline__ BFloat16 round_stochastically(float value, std::uint3
   return result;
 }
 
+/// 1 - lr wd, or 1 for a weight that does not decay.
+__device__ __forceinline__ float decay_of(bool cautious, float decay, float update, float param) {
+  return cautious && update * param < 0 ? 1.0F : decay;
+}
+
 // Memory-bound: per f32 weight, reads 16 bytes and writes 12, or 14 with the copy.
 template <typename P, bool kCopy, bool kStochastic>
 struct AdamWBody {
@@ -29,6 +34,7 @@ struct AdamWBody {
   AdamWRates rates;
   const RngStep* rng;
   std::uint64_t step;
+  bool cautious;
   AdamWRange range{};
 
   template <int N>
@@ -54,7 +60,8 @@ struct AdamWBody {
       const float g = g_scale * gradients[k];
       m[k] = rates.beta1 * m[k] + rates.one_minus_beta1 * g;
       v[k] = rates.beta2 * v[k] + rates.one_minus_beta2 * g * g;
-      const float value = widen(weights[k]) * range.decay -
+      const float old = widen(weights[k]);
+      const float value = old * decay_of(cautious, range.decay, m[k], old) -
                           range.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + rates.eps);
       if constexpr (kStochastic)
         weights[k] = round_stochastically(value, words[k]);
@@ -100,7 +107,8 @@ void run(Context& context, const AdamW& args) {
       .factor = static_cast<const float*>(args.factor.data),
       .rates = args.rates,
       .rng = args.rng,
-      .step = static_cast<std::uint64_t>(args.step)};
+      .step = static_cast<std::uint64_t>(args.step),
+      .cautious = args.decay == Decay::Shrinking};
   constexpr int kWidth = kPack<float>;
   const bool aligned =
       is_aligned(body.param, body.grad, body.exp_avg, body.exp_avg_sq, body.copy) &&
@@ -119,6 +127,120 @@ void run(Context& context, const AdamW& args) {
              LaunchShape{blocks, ElementwiseShape::kThreads}, ranges, body);
     });
   }
+}
+
+template <typename Out>
+struct MomentumBody {
+  const float* grad;
+  float* momentum;
+  Out* out;
+  const float* factor;
+  float beta, rest;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    const float clip = *factor;
+    if (clip != clip) return;
+    const Pack<float, N> gradients = load_pack<N>(grad + i);
+    Pack<float, N> m = load_pack<N>(momentum + i);
+    Pack<Out, N> result;
+    for (int k = 0; k < N; ++k) {
+      const float g = rest * (clip * gradients[k]);
+      m[k] = beta * m[k] + g;
+      result[k] = narrow<Out>(beta * m[k] + g);
+    }
+    store_pack<N>(momentum + i, m);
+    store_pack<N>(out + i, result);
+  }
+};
+
+template <typename Out>
+struct NormalizeBody {
+  const float* x;
+  const double* sum;
+  Out* out;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    const double norm = std::sqrt(*sum);
+    const auto factor = static_cast<float>(1.0 / (norm > 1e-7 ? norm : 1e-7));
+    const Pack<float, N> from = load_pack<N>(x + i);
+    Pack<Out, N> to;
+    for (int k = 0; k < N; ++k) to[k] = narrow<Out>(factor * from[k]);
+    store_pack<N>(out + i, to);
+  }
+};
+
+template <typename Out>
+void run_momentum(Context& context, const MuonMomentum& args) {
+  const MomentumBody<Out> body{.grad = static_cast<const float*>(args.grad.data),
+                               .momentum = static_cast<float*>(args.momentum.data),
+                               .out = static_cast<Out*>(args.out.data),
+                               .factor = static_cast<const float*>(args.factor.data),
+                               .beta = static_cast<float>(args.beta),
+                               .rest = static_cast<float>(1.0 - args.beta)};
+  launch_elementwise<kPack<float>>(context, "muon_momentum", args.grad.numel(),
+                                   is_aligned(body.grad, body.momentum, body.out), body);
+}
+
+template <typename Out>
+void run_normalize(Context& context, const Normalize& args) {
+  const NormalizeBody<Out> body{static_cast<const float*>(args.x.data),
+                                static_cast<const double*>(args.sum.data),
+                                static_cast<Out*>(args.out.data)};
+  launch_elementwise<kPack<float>>(context, "normalize", args.x.numel(),
+                                   is_aligned(body.x, body.out), body);
+}
+
+template <typename P, typename U>
+struct UpdateBody {
+  P* param;
+  const U* update;
+  BFloat16* copy;
+  const float* factor;
+  float decay, rate;
+  bool cautious;
+  const RngStep* rng;  // null: rounds to nearest
+  std::uint64_t step, place, first_element;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    if (*factor != *factor) return;
+    const Pack<U, N> updates = load_pack<N>(update + i);
+    Pack<P, N> weights = load_pack<N>(param + i);
+    Pack<BFloat16, N> rounded;
+    std::uint32_t words[N] = {};
+    if (rng != nullptr)
+      draw<N>(RngKey::make(rng->seed, RngPurpose::Rounding, step, place),
+              first_element + static_cast<std::uint64_t>(i), words);
+    for (int k = 0; k < N; ++k) {
+      const float old = widen(weights[k]), u = widen(updates[k]);
+      const float value = old * decay_of(cautious, decay, u, old) - rate * u;
+      weights[k] = narrow<P>(value);
+      if constexpr (std::is_same_v<P, BFloat16>)
+        if (rng != nullptr) weights[k] = round_stochastically(value, words[k]);
+      rounded[k] = narrow<BFloat16>(value);
+    }
+    store_pack<N>(param + i, weights);
+    if (copy != nullptr) store_pack<N>(copy + i, rounded);
+  }
+};
+
+template <typename P, typename U>
+void run_update(Context& context, const WeightUpdate& args) {
+  const UpdateBody<P, U> body{.param = static_cast<P*>(args.param.data),
+                              .update = static_cast<const U*>(args.update.data),
+                              .copy = static_cast<BFloat16*>(args.copy.data),
+                              .factor = static_cast<const float*>(args.factor.data),
+                              .decay = static_cast<float>(1.0 - args.lr * args.weight_decay),
+                              .rate = static_cast<float>(args.rate),
+                              .cautious = args.decay == Decay::Shrinking,
+                              .rng = args.stochastic ? args.rng : nullptr,
+                              .step = static_cast<std::uint64_t>(args.step),
+                              .place = args.place,
+                              .first_element = args.first_element};
+  launch_elementwise<kPack<float>>(context, "weight_update", args.param.numel(),
+                                   is_aligned(body.param, body.update, body.copy), body);
 }
 
 struct Square {
@@ -158,6 +280,29 @@ void adamw(Context& context, const AdamW& args) {
     run<float, false, false>(context, args);
 }
 
+void muon_momentum(Context& context, const MuonMomentum& args) {
+  if (args.out.dtype == DType::BF16)
+    run_momentum<BFloat16>(context, args);
+  else
+    run_momentum<float>(context, args);
+}
+
+void normalize(Context& context, const Normalize& args) {
+  if (args.out.dtype == DType::BF16)
+    run_normalize<BFloat16>(context, args);
+  else
+    run_normalize<float>(context, args);
+}
+
+void weight_update(Context& context, const WeightUpdate& args) {
+  const bool is_half = args.param.dtype == DType::BF16;
+  if (args.update.dtype == DType::BF16)
+    is_half ? run_update<BFloat16, BFloat16>(context, args)
+            : run_update<float, BFloat16>(context, args);
+  else
+    is_half ? run_update<BFloat16, float>(context, args) : run_update<float, float>(context, args);
+}
+
 void sum_of_squares(Context& context, const SumOfSquares& args) {
   launch_sum(context, "sum_of_squares", static_cast<const float*>(args.x.data), args.x.numel(),
              Square{}, StoreDouble{static_cast<double*>(args.sum.data)});
@@ -170,6 +315,9 @@ void clip_factor(Context& context, const ClipFactor& args) {
 }
 
 TESSERA_CUDA_KERNEL(adamw, AdamW)
+TESSERA_CUDA_KERNEL(muon_momentum, MuonMomentum)
+TESSERA_CUDA_KERNEL(normalize, Normalize)
+TESSERA_CUDA_KERNEL(weight_update, WeightUpdate)
 TESSERA_CUDA_KERNEL(sum_of_squares, SumOfSquares)
 TESSERA_CUDA_KERNEL(clip_factor, ClipFactor)
 

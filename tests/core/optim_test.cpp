@@ -1,10 +1,13 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "core/optim/adamw.h"
 #include "core/optim/lr_schedule.h"
+#include "core/optim/muon.h"
 
 using namespace tessera;
 using optim::LrSchedule;
@@ -121,4 +124,118 @@ TEST_CASE("adamw refuses invalid arguments by name") {
   refuses(good, good, one, {}, 1, 1.0, "beta2");
   refuses(good, good, one, {}, 1, 0.9, "eps", -1.0);
   refuses(good, good, one, make(5, DType::BF16), 1, 0.9, "copy must have shape [4], got [5]");
+}
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+// C = A B for A [m, k], B [k, n].
+Doubles product(const Doubles& a, const Doubles& b, std::size_t m, std::size_t k, std::size_t n) {
+  Doubles c(m * n);
+  for (std::size_t i = 0; i < m; ++i)
+    for (std::size_t p = 0; p < k; ++p)
+      for (std::size_t j = 0; j < n; ++j) c[i * n + j] += a[i * k + p] * b[p * n + j];
+  return c;
+}
+
+Doubles transpose(const Doubles& a, std::size_t m, std::size_t n) {
+  Doubles t(m * n);
+  for (std::size_t i = 0; i < m; ++i)
+    for (std::size_t j = 0; j < n; ++j) t[j * m + i] = a[i * n + j];
+  return t;
+}
+
+// The iteration as published, in f64.
+Doubles newton_schulz(Doubles x, std::size_t m, std::size_t n) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  for (double& v : x) v /= std::sqrt(sum);
+  for (int step = 0; step < 5; ++step) {
+    const Doubles gram = product(x, transpose(x, m, n), m, n, m);
+    const Doubles square = product(gram, gram, m, m, m);
+    Doubles b(gram.size());
+    for (std::size_t i = 0; i < b.size(); ++i) b[i] = -4.7750 * gram[i] + 2.0315 * square[i];
+    const Doubles more = product(b, x, m, m, n);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + more[i];
+  }
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("a step updates matrices by Muon, and the other parameters by AdamW") {
+  const ShardLayout layout(
+      "u",
+      {{.name = "wide", .shape = {6, 20}, .decay = true, .is_matrix = true},
+       {.name = "bias", .shape = {20}},
+       {.name = "table", .shape = {9, 4}, .decay = true, .lr_scale = 0.5F},
+       {.name = "tall", .shape = {30, 7}, .lr_scale = 2.0F, .is_matrix = true}},
+      1);
+  const auto context = Context::create();
+  const std::int64_t n = layout.padded_size();
+  std::vector<float> start(static_cast<std::size_t>(n)), gradient(start.size());
+  for (const ParameterSlot& slot : layout.slots())
+    for (std::int64_t i = slot.offset; i < slot.offset + slot.numel; ++i) {
+      start[static_cast<std::size_t>(i)] = std::cos(static_cast<float>(i));
+      gradient[static_cast<std::size_t>(i)] = std::sin(static_cast<float>(i * i % 97));
+    }
+  const auto tensor = [&](const std::vector<float>& values) {
+    return Tensor::from<float>(context, {static_cast<std::int64_t>(values.size())}, values);
+  };
+  const optim::MuonOptions options{.momentum = 0.9, .adamw = {.weight_decay = 0.25}};
+  const optim::Muon muon(options);
+  optim::Segment segment{.layout = layout, .param = tensor(start), .grad = tensor(gradient)};
+  optim::Segment other{.layout = layout, .param = tensor(start), .grad = tensor(gradient)};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const optim::StatePlaces places(muon, i, layout, 0, n);
+    CHECK(places.size == (i == 0 ? 128 + 256 : 64 + 64));
+    segment.state.push_back(Tensor::full(context, {places.size}, DType::F32, 0.0));
+  }
+  for (int i = 0; i < 2; ++i) other.state.push_back(Tensor::full(context, {n}, DType::F32, 0.0));
+  const Tensor factor = Tensor::full(context, {1}, DType::F32, 0.5);
+  Doubles expected(start.begin(), start.end()), momentum(start.size());
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    muon.update(segment, {.lr = 0.01, .step = step, .factor = factor});
+    optim::AdamW(options.adamw).update(other, {.lr = 0.01, .step = step, .factor = factor});
+    for (const ParameterSlot& slot : layout.slots()) {
+      if (!slot.is_matrix) continue;
+      const auto rows = static_cast<std::size_t>(slot.shape[0]),
+                 columns = static_cast<std::size_t>(slot.shape[1]),
+                 first = static_cast<std::size_t>(slot.offset);
+      Doubles update(rows * columns);
+      for (std::size_t i = 0; i < update.size(); ++i) {
+        const double g = 0.1 * 0.5 * static_cast<double>(gradient[first + i]);
+        momentum[first + i] = 0.9 * momentum[first + i] + g;
+        update[i] = 0.9 * momentum[first + i] + g;
+      }
+      const bool is_tall = rows > columns;
+      update = is_tall ? transpose(newton_schulz(transpose(update, rows, columns), columns, rows),
+                                   columns, rows)
+                       : newton_schulz(update, rows, columns);
+      const double lr = 0.01 * static_cast<double>(slot.lr_scale);
+      const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+      for (std::size_t i = 0; i < update.size(); ++i) {
+        double& w = expected[first + i];
+        w = w * (1 - (slot.decay ? lr * 0.25 : 0.0)) - lr * scale * update[i];
+      }
+    }
+  }
+  const auto got = segment.param.to_vector<float>(), by_adamw = other.param.to_vector<float>();
+  for (const ParameterSlot& slot : layout.slots())
+    for (auto i = static_cast<std::size_t>(slot.offset);
+         i < static_cast<std::size_t>(slot.offset + slot.numel); ++i) {
+      if (slot.is_matrix)
+        CHECK(static_cast<double>(got[i]) == doctest::Approx(expected[i]).epsilon(1e-4));
+      else
+        CHECK(got[i] == by_adamw[i]);
+    }
+
+  const auto before = segment.param.to_vector<float>();
+  muon.update(
+      segment,
+      {.lr = 0.01, .step = 3, .factor = Tensor::full(context, {1}, DType::F32, std::nan(""))});
+  CHECK(segment.param.to_vector<float>() == before);
+  CHECK_THROWS_WITH_AS(optim::Muon({.momentum = 1.0}), doctest::Contains("momentum must be in"),
+                       InvalidArgument);
 }

@@ -82,6 +82,25 @@ TEST_CASE("adamw only decays a weight whose gradient and moments are zero") {
   CHECK(param.values() == std::vector<double>(2, 2.0 * 0.875));
 }
 
+TEST_CASE("adamw decays only weights that the update makes smaller, if that is asked") {
+  for_each_context([](Context& context) {
+    const State all(101), shrinking(101), none(101);
+    AdamW args = all.args();
+    adamw(context, args);
+    args = shrinking.args();
+    args.decay = kernels::Decay::Shrinking;
+    adamw(context, args);
+    args = none.args();
+    args.ranges[0].weight_decay = 0;
+    adamw(context, args);
+    const auto start = State(101).param.values(), m = all.exp_avg.values();
+    for (std::size_t i = 0; i < start.size(); ++i) {
+      const State& like = m[i] * start[i] < 0 ? none : all;
+      CHECK(shrinking.param.values()[i] == doctest::Approx(like.param.values()[i]).epsilon(1e-6));
+    }
+  });
+}
+
 TEST_CASE("adamw accepts misaligned ranges") {
   for_each_context([](Context& context) {
     const State whole(34), part(34);
@@ -298,6 +317,78 @@ TEST_CASE("sum_of_squares refuses invalid arguments") {
                        "sum_of_squares: sum must have one element, got shape [2]", InvalidArgument);
   CHECK_THROWS_AS(sum_of_squares(*context, {state.param.view(), other.param.view()}),
                   InvalidArgument);
+}
+
+struct MuonCase {
+  DType param, update;
+  bool cautious, with_copy;
+  std::int64_t shift;  // elements: not aligned for packs
+};
+constexpr MuonCase kMuonCases[] = {{DType::F32, DType::F32, false, false, 0},
+                                   {DType::F32, DType::F32, true, true, 1},
+                                   {DType::F32, DType::BF16, true, true, 0},
+                                   {DType::BF16, DType::BF16, false, false, 1},
+                                   {DType::BF16, DType::F32, true, false, 0}};
+
+TEST_CASE("the parts of a Muon step match their definitions, and do nothing if the factor is NaN") {
+  for (const MuonCase& c : kMuonCases)
+    for (const std::int64_t n : kOddLengths)
+      for_each_context([&](Context& context) {
+        const std::int64_t all = n + c.shift;
+        const auto make = [&](DType dtype, int seed) {
+          return Buffer(dtype, {all}, Buffer::normal(all, seed));
+        };
+        const auto part = [&](const Buffer& of) { return of.view().narrow(0, c.shift, n); };
+        const Buffer grad = make(DType::F32, 1), momentum = make(DType::F32, 2),
+                     param = make(c.param, 3), out = make(c.update, 4), copy = make(DType::BF16, 5),
+                     sum(DType::F64, {1}, Buffer::normal(1, 6));
+        Buffer factor(DType::F32, {1});
+        kernels::WeightUpdate update{
+            .param = part(param),
+            .update = part(out),
+            .factor = factor.view(),
+            .copy = c.with_copy ? part(copy) : TensorView{},
+            .lr = 0.5,
+            .weight_decay = 0.25,
+            .rate = 0.125,
+            .decay = c.cautious ? kernels::Decay::Shrinking : kernels::Decay::All};
+        const kernels::MuonMomentum first{part(grad), part(momentum), part(out), factor.view(),
+                                          0.75};
+        const auto m_before = momentum.values(), w_before = param.values(), g = grad.values();
+
+        factor.set({std::nan("")});
+        kernels::muon_momentum(context, first);
+        kernels::weight_update(context, update);
+        CHECK(momentum.values() == m_before);
+        CHECK(param.values() == w_before);
+
+        factor.set({0.5});
+        kernels::muon_momentum(context, first);
+        auto m = m_before, w = w_before, o = out.values(), rounded = copy.values();
+        const auto before = o;
+        for (auto i = static_cast<std::size_t>(c.shift); i < m.size(); ++i) {
+          m[i] = 0.75 * m[i] + 0.25 * 0.5 * g[i];
+          o[i] = 0.75 * m[i] + 0.25 * 0.5 * g[i];
+        }
+        check_close(momentum.values(), m, tolerance(DType::F32), 4.0);
+        check_close(out.values(), o, tolerance(c.update), 4.0);
+
+        kernels::weight_update(context, update);
+        const auto u = out.values();
+        for (auto i = static_cast<std::size_t>(c.shift); i < w.size(); ++i) {
+          const double decay = c.cautious && u[i] * w[i] < 0 ? 1.0 : 0.875;
+          w[i] = decay * w[i] - 0.125 * u[i];
+          if (c.with_copy) rounded[i] = w[i];
+        }
+        check_close(param.values(), w, tolerance(c.param), 4.0);
+        check_close(copy.values(), rounded, tolerance(DType::BF16), 4.0);
+
+        const Buffer squares(DType::F64, {1}, 16.0);
+        kernels::normalize(context, {part(grad), squares.view(), part(out)});
+        auto scaled = u;
+        for (auto i = static_cast<std::size_t>(c.shift); i < u.size(); ++i) scaled[i] = g[i] / 4;
+        check_close(out.values(), scaled, tolerance(c.update), 4.0);
+      });
 }
 
 }  // namespace

@@ -33,7 +33,9 @@ std::vector<io::TensorInfo> tensors_of(const models::Arch& arch) {
   return train::tensors_of(*models::make_model(arch));
 }
 
-const std::vector<std::string> kStates = optim::AdamW().state_names();
+train::StateTensors states_of(const models::Arch& arch) {
+  return train::state_tensors(*models::make_model(arch), optim::AdamW());
+}
 
 const models::Arch kConfig{.n_layer = 2, .n_head = 1, .n_embd = 12, .vocab_size = 17, .seq_len = 8};
 
@@ -104,8 +106,8 @@ fs::path pass_through(const fs::path& checkpoint, const fs::path& dir, const Ran
   const auto store = std::make_shared<comm::MemoryStore>();
   for_each_rank(ranks, [&](int rank, comm::ShardedModel& sharded) {
     const auto reader = io::CheckpointReader::open(checkpoint);
-    const train::LoadPlan plan = train::plan_resume(
-        reader, tensors_of(ranks.config), tensors_of(ranks.config), kStates, io::LoadPolicy::Exact);
+    const train::LoadPlan plan = train::plan_resume(reader, tensors_of(ranks.config),
+                                                    states_of(ranks.config), io::LoadPolicy::Exact);
     CHECK(plan.notes.empty());
     const io::ReadReport report =
         train::load_training_state(sharded, optim::AdamW(), reader, plan, 2, 1);
@@ -153,12 +155,12 @@ TEST_CASE("a partial load keeps starting values for missing tensors") {
   ranks.config.n_layer = 3;
   ranks.config.seq_len = 9;
   for (const auto policy : {io::LoadPolicy::Exact, io::LoadPolicy::IgnoreExtra}) {
-    CHECK_THROWS_HOLDING(InvalidArgument, "shape: wpe.weight is [8, 12], expected [9, 12]",
-                         train::plan_resume(reader, tensors_of(ranks.config),
-                                            tensors_of(ranks.config), kStates, policy));
+    CHECK_THROWS_HOLDING(
+        InvalidArgument, "shape: wpe.weight is [8, 12], expected [9, 12]",
+        train::plan_resume(reader, tensors_of(ranks.config), states_of(ranks.config), policy));
   }
-  const train::LoadPlan plan = train::plan_resume(
-      reader, tensors_of(ranks.config), tensors_of(ranks.config), kStates, io::LoadPolicy::Partial);
+  const train::LoadPlan plan = train::plan_resume(reader, tensors_of(ranks.config),
+                                                  states_of(ranks.config), io::LoadPolicy::Partial);
   CHECK(plan.notes.size() == 6);  // per section: missing tensors, mismatched tensors
   for_each_rank(ranks, [&](int, comm::ShardedModel& sharded) {
     train::load_training_state(sharded, optim::AdamW(), reader, plan, 2, 77);
@@ -225,13 +227,13 @@ TEST_CASE("chosen tensors must all match, and the others start fresh") {
 TEST_CASE("a checkpoint without moments can start a run, but cannot be resumed") {
   test::TempDir dir;
   const auto reader = io::CheckpointReader::open(save_sample(dir.path() / "saved", 4, false));
-  CHECK_THROWS_HOLDING(InvalidArgument,
-                       "holds no optimizer state (it was saved with checkpoint.what=model); start "
-                       "from its weights with --model.init_from",
-                       train::plan_resume(reader, tensors_of(kConfig), tensors_of(kConfig), kStates,
-                                          io::LoadPolicy::Exact));
-  const train::LoadPlan partial = train::plan_resume(
-      reader, tensors_of(kConfig), tensors_of(kConfig), kStates, io::LoadPolicy::Partial);
+  CHECK_THROWS_HOLDING(
+      InvalidArgument,
+      "holds no optimizer state (it was saved with checkpoint.what=model); start "
+      "from its weights with --model.init_from",
+      train::plan_resume(reader, tensors_of(kConfig), states_of(kConfig), io::LoadPolicy::Exact));
+  const train::LoadPlan partial =
+      train::plan_resume(reader, tensors_of(kConfig), states_of(kConfig), io::LoadPolicy::Partial);
   REQUIRE(partial.notes.size() == 1);
   CHECK(
       partial.notes[0].ends_with("holds no optimizer state: training continues with zero moments"));

@@ -15,7 +15,7 @@
 #include "core/ops/activation.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/reduction.h"
-#include "core/optim/adamw.h"
+#include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
@@ -102,8 +102,10 @@ std::vector<double> train_on(int world, const std::string& run, std::int64_t unt
 TEST_CASE("a run with an own optimizer goes on at other numbers of ranks") {
   const optim::AdamW adamw({.weight_decay = 0});
   const Momentum momentum;
+  const optim::Muon muon({.adamw = {.weight_decay = 0.1, .decay = kernels::Decay::Shrinking}});
   for (const optim::Optimizer* optimizer : {static_cast<const optim::Optimizer*>(&adamw),
-                                            static_cast<const optim::Optimizer*>(&momentum)}) {
+                                            static_cast<const optim::Optimizer*>(&momentum),
+                                            static_cast<const optim::Optimizer*>(&muon)}) {
     const test::TempDir whole, parts;
     const auto expected = train_on(1, whole.path() / "run", 30, *optimizer);
     CHECK(expected.back() < 0.5 * expected.front());

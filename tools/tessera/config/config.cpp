@@ -76,6 +76,10 @@ void Config::validate(int world_size, bool needs_data) {
   require(optim.schedule == "constant" || optim.min_lr <= optim.lr,
           "optim.min_lr {} is above optim.lr {}; set --optim.min_lr too, at most {}", optim.min_lr,
           optim.lr, optim.lr);
+  require(optim.name != "muon" || lora.rank == 0,
+          "optim.name muon is for whole weights, and LoRA trains adapters; set --optim.name adamw");
+  require(optim.name != "muon" || shard.offload == "none",
+          "optim.name muon gathers whole matrices on the GPU; set --shard.offload none");
   require(model.preset.empty() || model.init_from.empty(),
           "model.preset is {}, but model.init_from has a model already; leave one of them out",
           model.preset);

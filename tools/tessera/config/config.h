@@ -62,11 +62,14 @@ struct Config {
     std::int64_t sample_tokens = 200;
   } train;
   struct Optim {
+    std::string name = "adamw";
     double lr = 1e-3;
     double beta1 = 0.9;
     double beta2 = 0.99;
     double eps = 1e-8;
+    double momentum = 0.95;
     double weight_decay = 0.1;
+    std::string decay = "all";
     double clip_norm = 1.0;  ///< 0: no clipping
     std::int64_t warmup_steps = 100;
     std::string schedule = "cosine";

@@ -109,11 +109,19 @@ std::vector<Field> make_fields() {
            "prompt to sample from at each evaluation; empty: no sampling"),
       number(KEY(train.sample_tokens), 1, 1 << 20, "tokens to generate from sample_prompt"),
 
+      text(
+          KEY(optim.name),
+          "adamw; or muon, for weights of linear layers between embedding and head, with AdamW for "
+          "the others",
+          {"adamw", "muon"}),
       number(KEY(optim.lr), 0, 1e3, "peak learning rate"),
       number(KEY(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
       number(KEY(optim.beta2), 0, 0.999999, "AdamW: decay of the second moment"),
       number(KEY(optim.eps), 0, 1, "AdamW: added to the denominator", positive),
-      number(KEY(optim.weight_decay), 0, 1e3, "AdamW: on tensors of two or more dimensions"),
+      number(KEY(optim.momentum), 0, 0.999999, "Muon: decay of the momentum"),
+      number(KEY(optim.weight_decay), 0, 1e3, "on tensors of two or more dimensions"),
+      text(KEY(optim.decay), "shrinking: decay only weights that the update makes smaller",
+           {"all", "shrinking"}),
       number(KEY(optim.clip_norm), 0, kHuge, "largest global gradient norm; 0: no clipping"),
       number(KEY(optim.warmup_steps), 0, 1e15, "steps of linear increase to lr"),
       text(KEY(optim.schedule), "learning rate after warm-up",

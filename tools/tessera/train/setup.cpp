@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/optim/adamw.h"
+#include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
 #include "io/hf/lora.h"
 #include "io/source/names.h"
@@ -246,8 +246,8 @@ void plan_loading(RunSetup& setup, const Config& config, io::LoadPolicy policy) 
           "LoRA keeps the sizes of its model; leave model.vocab_size out");
   auto& from_base = weights.tensors[io::kModelSection];
   if (setup.resume) {
-    setup.load = train::plan_resume(*setup.resume, tensors, trainable,
-                                    make_optimizer(config)->state_names(), policy);
+    setup.load = train::plan_resume(*setup.resume, tensors,
+                                    train::state_tensors(*model, *make_optimizer(config)), policy);
     setup.load.base = std::move(from_base);
   } else if (setup.adapters) {
     setup.load.notes = std::move(weights.notes);
@@ -601,8 +601,12 @@ train::LoaderOptions loader_options(const Config& config) {
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
-  return std::make_unique<optim::AdamW>(optim::AdamWOptions{
-      config.optim.beta1, config.optim.beta2, config.optim.eps, config.optim.weight_decay});
+  const optim::AdamWOptions adamw{
+      config.optim.beta1, config.optim.beta2, config.optim.eps, config.optim.weight_decay,
+      config.optim.decay == "shrinking" ? kernels::Decay::Shrinking : kernels::Decay::All};
+  if (config.optim.name == "muon")
+    return std::make_unique<optim::Muon>(optim::MuonOptions{config.optim.momentum, adamw});
+  return std::make_unique<optim::AdamW>(adamw);
 }
 
 void require_head_dim(const models::Arch& model, Device device, std::string_view cpu_flag) {
