@@ -90,17 +90,22 @@ TEST_CASE_FIXTURE(Fixture,
 }
 
 TEST_CASE_FIXTURE(Fixture, "at one world size, sharding modes continue each other bit for bit") {
-  // Clipping is off, because the norm's sum of squares depends on the segments.
-  const Arguments no_clipping = {"--optim.clip_norm=0"};
-  const Metrics killed =
-      killed_run(*this, {{"none", 2}, {"gradients", 2}, {"full", 2}, {"optimizer", 2}, {"full", 2}},
-                 60, no_clipping);
-  const std::string calm = dir.file("calm");
-  run_to(0, joined(joined(small_run(text, calm, 2, 60), {"--train.global_batch=12"}), no_clipping));
-  const Metrics expected = read_metrics(calm);
-  REQUIRE(killed.steps.size() == 60);
-  for (std::size_t i = 0; i < 60; ++i) CHECK(killed.steps[i].loss == expected.steps[i].loss);
-  CHECK(inspect(dir.file("killed")).at("digest") == inspect(calm).at("digest"));
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    CAPTURE(optimizer);
+    // Clipping is off, because the norm's sum of squares depends on the segments.
+    const Arguments more = {"--optim.clip_norm=0", "--optim.name=" + optimizer};
+    const Metrics killed = killed_run(
+        *this, {{"none", 2}, {"gradients", 2}, {"full", 2}, {"optimizer", 2}, {"full", 2}}, 60,
+        more);
+    const std::string calm = dir.file("calm");
+    run_to(0, joined(joined(small_run(text, calm, 2, 60), {"--train.global_batch=12"}), more));
+    const Metrics expected = read_metrics(calm);
+    REQUIRE(killed.steps.size() == 60);
+    for (std::size_t i = 0; i < 60; ++i) CHECK(killed.steps[i].loss == expected.steps[i].loss);
+    CHECK(inspect(dir.file("killed")).at("digest") == inspect(calm).at("digest"));
+    fs::remove_all(dir.file("killed"));
+    fs::remove_all(calm);
+  }
 }
 
 TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end like undisturbed ones") {
@@ -112,7 +117,9 @@ TEST_CASE_FIXTURE(Fixture, "runs killed at random moments end like undisturbed o
     const std::string calm = dir.file(fmt::format("calm-{}", world));
     const std::string killed = dir.file(fmt::format("killed-{}", world));
     const auto command = [&](const std::string& run) {
-      return joined(small_run(text, run, world, kSteps), {"--checkpoint.every=4"});
+      return joined(
+          small_run(text, run, world, kSteps),
+          {"--checkpoint.every=4", world == 2 ? "--optim.name=muon" : "--optim.name=adamw"});
     };
     run_to(0, command(calm));
     for (int kill = 1; kill <= kKills; ++kill) {
