@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
 #include <utility>
@@ -54,6 +55,14 @@ TokenSourcePtr open_text_files(const std::vector<std::string>& files, const Toke
     }
   }
   return concatenate_tokens(std::move(sources));
+}
+
+std::vector<TokenSourcePtr> open_parts(
+    const std::vector<std::string>& patterns,
+    const std::function<TokenSourcePtr(const std::vector<std::string>&)>& open) {
+  std::vector<TokenSourcePtr> parts;
+  for (const std::string& pattern : patterns) parts.push_back(open(expand_globs({pattern})));
+  return parts;
 }
 
 TokenizerPtr choose_tokenizer(const DatasetOptions& options,
@@ -136,7 +145,10 @@ Dataset open_dataset(const DatasetOptions& options) {
       data.warnings.push_back(std::move(odd));
   }
   if (is_token_file(files.front())) {
-    data.train = open_token_files(train, options.vocab_size);
+    data.train_parts = open_parts(options.train, [&](const std::vector<std::string>& part) {
+      return open_token_files(part, options.vocab_size);
+    });
+    data.train = concatenate_tokens(data.train_parts);
     if (!val.empty()) data.val = open_token_files(val, options.vocab_size);
     if (data.vocab_size == 0) {
       data.vocab_size = 1 + std::int64_t{std::max(max_token_id(*data.train),
@@ -166,7 +178,10 @@ Dataset open_dataset(const DatasetOptions& options) {
     open_conversations(data, options, train, val);
     return data;
   }
-  data.train = open_text_files(train, *data.tokenizer);
+  data.train_parts = open_parts(options.train, [&](const std::vector<std::string>& part) {
+    return open_text_files(part, *data.tokenizer);
+  });
+  data.train = concatenate_tokens(data.train_parts);
   if (!val.empty()) {
     data.val = open_text_files(val, *data.tokenizer);
   } else if (options.val_fraction > 0) {
@@ -176,6 +191,7 @@ Dataset open_dataset(const DatasetOptions& options) {
         std::floor(static_cast<double>(size) * (1.0 - options.val_fraction)));
     data.val = slice_tokens(data.train, split, size);
     data.train = slice_tokens(data.train, 0, split);
+    data.train_parts = {};
   }
   return data;
 }

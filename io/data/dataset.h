@@ -37,7 +37,10 @@ struct DatasetOptions {
 };
 
 struct Dataset {
-  TokenSourcePtr train;                                    ///< null for conversations
+  TokenSourcePtr train;  ///< null for conversations
+  /// Tokens of each entry of DatasetOptions::train, `train` in all; empty for conversations,
+  /// and where validation data was split off.
+  std::vector<TokenSourcePtr> train_parts;
   TokenSourcePtr val;                                      ///< null if there is none
   std::shared_ptr<const Conversations> conversations;      ///< null for token files and text
   std::shared_ptr<const Conversations> val_conversations;  ///< null if there is none

@@ -77,12 +77,14 @@ std::int64_t Sampler::first_token(std::int64_t sample) const {
   return offset + shuffled_row(sample, windows_, seed_) * seq_len_;
 }
 
+void Sampler::prefetch(std::int64_t sample) const {
+  source_->prefetch(first_token(sample), seq_len_ + 1);
+}
+
 void Sampler::fill_batch(std::int64_t first_sample, std::int64_t rows, std::int32_t* inputs,
                          std::int32_t* targets) const {
   if (order_ == DataOrder::Shuffled) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      source_->prefetch(first_token(first_sample + i), seq_len_ + 1);
-    }
+    for (std::int64_t i = 0; i < rows; ++i) prefetch(first_sample + i);
   }
   std::vector<std::int32_t> row(static_cast<std::size_t>(seq_len_) + 1);
   for (std::int64_t i = 0; i < rows; ++i) {

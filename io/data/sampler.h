@@ -31,6 +31,8 @@ class Samples {
   virtual void fill_batch(std::int64_t first, std::int64_t rows, std::int32_t* inputs,
                           std::int32_t* targets) const = 0;
 
+  /// Starts to read a sample, without waiting.
+  virtual void prefetch(std::int64_t /*sample*/) const {}
   /// Whether rows hold several documents: fill_documents() is to be called as well.
   virtual bool is_packed() const { return false; }
   /// Writes the ids of documents, ascending within a row, and positions, which start at 0 in each
@@ -60,6 +62,7 @@ class Sampler final : public Samples {
   std::int64_t samples_per_epoch() const override { return windows_; }
   /// Position of the first token of a sample's row. @throws InvalidArgument if sample < 0
   std::int64_t first_token(std::int64_t sample) const;
+  void prefetch(std::int64_t sample) const override;
   /// Inputs are tokens 0 .. seq_len - 1 of each row, targets tokens 1 .. seq_len.
   /// @throws IoError from the source
   void fill_batch(std::int64_t first_sample, std::int64_t rows, std::int32_t* inputs,

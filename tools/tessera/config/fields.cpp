@@ -56,7 +56,9 @@ std::vector<Field> make_fields() {
            "start from the weights of a checkpoint, a run or a Hugging Face directory"),
 
       text(KEY(data.train),
-           "training files or globs: token files (.bin), conversations (.jsonl) or text"),
+           "training files or globs: token files (.bin), conversations (.jsonl) or text; or "
+           "PATTERN=SHARE each: "
+           "the share of rows that come from these files"),
       text(KEY(data.val),
            "validation files or globs; empty: the end of the text, or nothing if data.train is "
            "token files"),

@@ -9,6 +9,7 @@
 
 #include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
+#include "io/data/mixture.h"
 #include "io/hf/lora.h"
 #include "io/source/names.h"
 #include "kernels/attention.h"
@@ -335,10 +336,13 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   config.validate(world_size);
 
-  setup.dataset = io::open_dataset({.train = config.data.train,
+  const auto shares = io::parse_shares(config.data.train);
+  std::vector<std::string> train_files;
+  for (const auto& source : shares) train_files.push_back(source.pattern);
+  setup.dataset = io::open_dataset({.train = shares.empty() ? config.data.train : train_files,
                                     .val = config.data.val,
                                     .tokenizer = config.data.tokenizer,
-                                    .val_fraction = config.data.val_fraction,
+                                    .val_fraction = shares.empty() ? config.data.val_fraction : 0,
                                     .vocab_size = config.model.vocab_size,
                                     .fixed_tokenizer = tokenizer,
                                     .refuse_text = positions > 0 && !tokenizer && !tokenizer_given,
@@ -359,11 +363,21 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     report = rows->report();
     return rows;
   };
+  require(shares.empty() || !setup.dataset.conversations,
+          "data.train has shares (PATTERN=SHARE), which conversations can't have; leave them out");
   if (setup.dataset.conversations) {
     setup.train = pack(setup.dataset.conversations, order, "the training data", setup.packing);
   } else {
-    setup.train = std::make_unique<io::Sampler>(setup.dataset.train, config.model.seq_len, order,
-                                                seed, "the training data");
+    const auto sampler = [&](const io::TokenSourcePtr& source, std::string_view name) {
+      return std::make_unique<io::Sampler>(source, config.model.seq_len, order, seed, name);
+    };
+    std::vector<io::Mixture::Part> parts;
+    for (std::size_t i = 0; i < shares.size(); ++i)
+      parts.push_back({sampler(setup.dataset.train_parts[i], shares[i].pattern), shares[i].share});
+    if (parts.empty())
+      setup.train = sampler(setup.dataset.train, "the training data");
+    else
+      setup.train = std::make_unique<io::Mixture>(std::move(parts), seed);
   }
   const auto& val = setup.dataset.val_conversations;
   const auto has_targets = [&] {
@@ -389,7 +403,10 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
         fmt::format("note: no validation: {} of the text are {} tokens, fewer than a row of {} + 1",
                     config.data.val_fraction, setup.dataset.val->size(), config.model.seq_len));
   }
-  if (!setup.dataset.val && !setup.dataset.tokenizer)
+  if (!setup.dataset.val && !shares.empty())
+    setup.notes.push_back(
+        "note: no validation: sources with shares are not split; name some with --data.val FILE");
+  else if (!setup.dataset.val && !setup.dataset.tokenizer)
     setup.notes.push_back(
         "note: no validation: token files are not split; name some with --data.val FILE");
   if (!config.train.sample_prompt.empty()) {

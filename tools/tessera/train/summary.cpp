@@ -7,6 +7,7 @@
 #include "core/base/device_backend.h"
 #include "core/base/memory.h"
 #include "core/base/thread_pool.h"
+#include "io/data/mixture.h"
 #include "kernels/product_library.h"
 #include "models/language_model.h"
 #include "tools/tessera/train/memory_plan.h"
@@ -40,6 +41,11 @@ std::string data_text(const RunSetup& setup) {
   std::string text = fmt::format("{} tokens, {} per row, {}",
                                  format_count(static_cast<double>(setup.dataset.train->size())),
                                  setup.config.model.seq_len, setup.config.data.order);
+  const auto shares = io::parse_shares(setup.config.data.train);
+  double sum = 0;
+  for (const io::WeightedSource& source : shares) sum += source.share;
+  for (const io::WeightedSource& source : shares)
+    text += fmt::format("; {:.3g}% {}", 100 * source.share / sum, source.pattern);
   if (setup.val) {
     text += fmt::format("; validation {}",
                         format_count(static_cast<double>(setup.dataset.val->size())));
