@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "comm/bootstrap.h"
 #include "comm/control/agreement.h"
@@ -26,6 +27,7 @@
 #include "tools/tessera/model/loaded_model.h"
 #include "tools/tessera/report/utf8.h"
 #include "tools/tessera/signal/stop_signal.h"
+#include "tools/tessera/train/advice.h"
 #include "tools/tessera/train/fingerprint.h"
 #include "tools/tessera/train/flight.h"
 #include "tools/tessera/train/memory_advice.h"
@@ -273,6 +275,13 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
                             resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
     require_head_dim(setup.model, context->device(), "--train.device cpu");
     for (std::string& note : start_notes(group, chosen, *recorder))
+      setup.notes.push_back(std::move(note));
+    const bool on_gpu = context->device().type == DeviceType::CUDA;
+    for (std::string& note :
+         advice(setup.config, make_model(setup.config, setup.model)->parameter_count(),
+                !setup.resume && !setup.init_from && !setup.adapters,
+                std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+                on_gpu ? 0 : environment.local_world_size))
       setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
             "checkpoint.keep_best is {}, but there is no validation data; name "
