@@ -29,15 +29,18 @@ AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {
 AppendFile::~AppendFile() { ::close(fd_); }
 
 void AppendFile::write(std::string_view record) {
-  const bool waited = !waiting_.empty();
+  const std::size_t waited = waiting_.size();
   std::string error = write_waiting();  // frees room
-  if (waiting_.size() + record.size() > kMaxWaiting) {
+  if (waiting_.size() < waited) is_full_ = false;
+  // A shorter record must not follow one that was lost.
+  is_full_ = is_full_ || waiting_.size() + record.size() > kMaxWaiting;
+  if (is_full_) {
     ++lost_;
     return;
   }
   waiting_ += record;
   if (error.empty()) error = write_waiting();
-  if (!error.empty() && !waited) warning_ = error;
+  if (!error.empty() && waited == 0) warning_ = error;
 }
 
 // @return the error; empty if everything was written

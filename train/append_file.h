@@ -30,6 +30,7 @@ class AppendFile {
   int fd_ = -1;
   std::string waiting_;  // buffered data, of which a part may be written
   std::int64_t lost_ = 0;
+  bool is_full_ = false;  // until waiting records were written
   std::string warning_;
 };
 
