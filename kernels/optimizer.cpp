@@ -11,11 +11,14 @@ namespace tessera::kernels {
 
 TESSERA_CPU_KERNEL(adamw, AdamW)
 
-void adamw(Context& context, const AdamW& given) {
-  if (std::ranges::all_of(given.ranges,
-                          [](const AdamWRange& range) { return range.begin == range.end; }))
-    return;
-  AdamW args = given;
+namespace {
+
+bool is_empty(const AdamW& args) {
+  return std::ranges::all_of(args.ranges,
+                             [](const AdamWRange& range) { return range.begin == range.end; });
+}
+
+AdamW with_rates(AdamW args) {
   const auto t = static_cast<double>(args.step);
   args.rates = {.v_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, t))),
                 .scale = static_cast<float>(args.grad_scale),
@@ -28,7 +31,23 @@ void adamw(Context& context, const AdamW& given) {
     range.decay = static_cast<float>(1.0 - range.lr * range.weight_decay);
     range.rate = static_cast<float>(range.lr / (1.0 - std::pow(args.beta1, t)));
   }
+  return args;
+}
+
+}  // namespace
+
+void adamw(Context& context, const AdamW& given) {
+  if (is_empty(given)) return;
+  const AdamW args = with_rates(given);
   TESSERA_DISPATCH(adamw, context, args);
+}
+
+TESSERA_CPU_KERNEL(adamw_8bit, AdamW8bit)
+
+void adamw_8bit(Context& context, const AdamW8bit& given) {
+  if (is_empty(given.step)) return;
+  const AdamW8bit args{with_rates(given.step), given.exp_avg_scale, given.exp_avg_sq_scale};
+  TESSERA_DISPATCH(adamw_8bit, context, args);
 }
 
 TESSERA_KERNEL_IF(muon_momentum, MuonMomentum, args.grad.numel() > 0)

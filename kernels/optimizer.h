@@ -61,6 +61,20 @@ struct AdamW {
 };
 void adamw(Context& context, const AdamW& args);
 
+/// The same with moments in 8 bits, in blocks of 64 elements of the flat buffer (moment_code.h). Weights
+/// are updated by the new moments before these are rounded, with random bits of `place` and the
+/// element's number.
+///
+/// exp_avg     [n] i8, exp_avg_sq  [n] u8
+/// *_scale     [n / 64] f32
+/// ranges      begin at multiples of 64; each is (a part of) one parameter, where first_element is a
+///             multiple of 64, too, and place is the parameter's
+struct AdamW8bit {
+  AdamW step;
+  TensorView exp_avg_scale, exp_avg_sq_scale;
+};
+void adamw_8bit(Context& context, const AdamW8bit& args);
+
 /// The first part of a Muon step:
 ///   g = factor * grad;  m = beta m + (1 - beta) g;  out = beta m + (1 - beta) g
 ///

@@ -102,6 +102,13 @@ KernelWork work(const AdamW& args) {
   return {.read = share * all.read, .written = share * all.written};
 }
 
+KernelWork work(const AdamW8bit& args) {
+  const KernelWork codes = work(args.step);
+  const KernelWork scales = read(args.exp_avg_scale, args.exp_avg_sq_scale)
+                                .write(args.exp_avg_scale, args.exp_avg_sq_scale);
+  return {.read = codes.read + scales.read, .written = codes.written + scales.written};
+}
+
 KernelWork work(const AttentionForward& args) {
   return read(args.q, args.k, args.v)
       .write(args.out, args.log_sum_exp)

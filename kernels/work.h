@@ -6,6 +6,7 @@
 namespace tessera::kernels {
 
 struct AdamW;
+struct AdamW8bit;
 struct Add;
 struct AttentionBackward;
 struct AttentionForward;
@@ -52,6 +53,7 @@ struct WeightUpdate;
 struct Where;
 
 KernelWork work(const AdamW& args);
+KernelWork work(const AdamW8bit& args);
 KernelWork work(const Add& args);
 KernelWork work(const AttentionBackward& args);
 KernelWork work(const AttentionForward& args);

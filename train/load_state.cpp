@@ -82,17 +82,21 @@ io::ReadReport load_sections(
       }
       if (stored.begin < stored.end) parts.push_back(part_of(from, stored, into, copying));
     };
-    const auto add = [&](const io::Section& section, const Tensor& into) {
-      const bool wanted = holds(plan, section, piece.parameter->name);
-      if (wanted) read(source(section), into);
-      return wanted;
-    };
     if (base != nullptr && plan.base.contains(piece.parameter->name))
       read(*base, piece.master);
-    else if (!add(io::kModelSection, piece.master))
+    else if (holds(plan, io::kModelSection, piece.parameter->name))
+      read(source(io::kModelSection), piece.master);
+    else
       start_randomly(piece, seed);
-    for (std::size_t i = 0; i < piece.state.size(); ++i)
-      if (piece.state[i].defined()) add({sharded.state_names()[i]}, piece.state[i]);
+    for (std::size_t i = 0; i < piece.state.size(); ++i) {
+      const Piece::State& state = piece.state[i];
+      const io::Section section{sharded.state_names()[i]};
+      if (!state.values.defined() || !holds(plan, section, piece.parameter->name)) continue;
+      Piece stored = piece;
+      stored.begin = state.begin;
+      stored.end = state.end;
+      parts.push_back(part_of(source(section), stored, state.values, copying));
+    }
   }
   const io::ReadReport report = io::read_parts(parts, {.threads = threads});
   sharded.values_changed();
@@ -119,7 +123,8 @@ StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& opti
     std::vector<io::TensorInfo> tensors;
     for (const ParameterSlot& slot : layout.slots())
       if (optimizer.has_state(states.size(), slot))
-        tensors.push_back({slot.name, slot.shape, DType::F32});
+        tensors.push_back({slot.name, optimizer.state_shape(states.size(), slot.shape),
+                           optimizer.state_kind(states.size()).dtype});
     states.emplace_back(std::move(name), std::move(tensors));
   }
   return states;

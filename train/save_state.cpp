@@ -18,14 +18,17 @@ io::SaveRequest make_save_request(comm::ShardedModel& sharded, bool with_optimiz
   io::SaveRequest request;
   for (const auto& piece : sharded.owned_pieces()) {
     if (trainable_only && !piece.parameter->tensor.requires_grad()) continue;
-    const auto add = [&](const io::Section& section, const Tensor& values) {
-      request.parts[section].push_back({piece.parameter->name, piece.parameter->tensor.shape(),
-                                        values.dtype(), piece.begin, piece.end,
-                                        values.view().data});
+    const auto add = [&](const io::Section& section, const Shape& shape, const Tensor& values,
+                         std::int64_t begin, std::int64_t end) {
+      request.parts[section].push_back(
+          {piece.parameter->name, shape, values.dtype(), begin, end, values.view().data});
     };
-    add(io::kModelSection, piece.master);
-    for (std::size_t i = 0; with_optimizer && i < piece.state.size(); ++i)
-      if (piece.state[i].defined()) add({sharded.state_names()[i]}, piece.state[i]);
+    add(io::kModelSection, piece.parameter->tensor.shape(), piece.master, piece.begin, piece.end);
+    for (std::size_t i = 0; with_optimizer && i < piece.state.size(); ++i) {
+      const comm::ShardedModel::Piece::State& state = piece.state[i];
+      if (state.values.defined())
+        add({sharded.state_names()[i]}, state.shape, state.values, state.begin, state.end);
+    }
   }
   return request;
 }
@@ -81,6 +84,7 @@ bool is_finite(const io::SaveRequest& request) {
   for (const auto& [section, parts] : request.parts) {
     for (const io::TensorPart& part : parts) {
       const std::int64_t count = part.end - part.begin;
+      if (!is_floating(part.dtype)) continue;
       if (!(part.dtype == DType::BF16 ? all_finite<std::uint16_t, 0x7f80>(part.data, count)
                                       : all_finite<std::uint32_t, 0x7f800000U>(part.data, count)))
         return false;

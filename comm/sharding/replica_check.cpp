@@ -34,7 +34,8 @@ std::vector<Replicated> replicated(ShardedModel& model) {
     for (const ShardedModel::Piece& piece : model.held_pieces()) {
       std::vector<Tensor>& parts = list[index_of.at(piece.parameter)].tensors;
       parts.push_back(piece.master);
-      std::ranges::copy_if(piece.state, std::back_inserter(parts), &Tensor::defined);
+      for (const ShardedModel::Piece::State& state : piece.state)
+        if (state.values.defined()) parts.push_back(state.values);
     }
   }
   if (mesh.shard().world_size() == 1) return list;

@@ -156,9 +156,13 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
     for (std::size_t i = 0; i < names.size(); ++i) {
       optim::StatePlaces places(optimizer, i, unit->layout(), unit->segment_begin(),
                                 unit->segment_size());
-      state.push_back({Tensor::full(state_context_, {places.size}, DType::F32, 0.0,
-                                    MemoryCategory::OptimizerState, unit->name()),
-                       std::move(places)});
+      const auto [dtype, block] = optimizer.state_kind(i);
+      // Zeros in any dtype: segments and thus states are of whole 64 elements.
+      const auto bytes = static_cast<std::int64_t>(dtype_size(dtype)) * places.size / block;
+      const Tensor zeros = Tensor::full(state_context_, {bytes / 4}, DType::F32, 0.0,
+                                        MemoryCategory::OptimizerState, unit->name());
+      state.push_back({Tensor::window(zeros.storage(), 0, {places.size / block}, dtype),
+                       std::move(places), block});
     }
   }
   state_names_ = std::move(names);
@@ -195,9 +199,14 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
       for (const State& state : state_[u]) {
         const std::int64_t place = state.places.first[at_range];
         const std::int64_t skipped = range.begin - held_ranges[at_range].begin;
-        piece.state.push_back(
-            place < 0 ? Tensor()
-                      : state.values.alias({range.end - range.begin}, {1}, place + skipped));
+        Piece::State& part = piece.state.emplace_back();
+        if (place < 0) continue;
+        const std::int64_t block = state.block;
+        part.begin = range.begin / block;
+        part.end = (range.end + block - 1) / block;
+        part.shape = block == 1 ? piece.parameter->tensor.shape()
+                                : Shape{(piece.parameter->tensor.numel() + block - 1) / block};
+        part.values = state.values.alias({part.end - part.begin}, {1}, (place + skipped) / block);
       }
     }
   }

@@ -59,9 +59,12 @@ class ShardedModel final : public nn::UnitRuntime {
     const Parameter* parameter = nullptr;
     std::int64_t begin = 0, end = 0;  ///< elements of the parameter
     Tensor master{};                  ///< [end - begin], master dtype
-    /// [end - begin] f32, in the order of state_names(), undefined for states that the parameter lacks;
-    /// empty for frozen parameters
-    std::vector<Tensor> state{};
+    struct State {
+      Tensor values{};  ///< [end - begin]; undefined if the parameter lacks this state
+      Shape shape{};    ///< of the whole tensor, see Optimizer::state_shape()
+      std::int64_t begin = 0, end = 0;  ///< values of the whole tensor
+    };
+    std::vector<State> state{};  ///< in the order of state_names(); empty for frozen parameters
   };
   /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
   /// one piece of one rank, whatever is replicated.
@@ -133,6 +136,7 @@ class ShardedModel final : public nn::UnitRuntime {
   struct State {
     Tensor values;
     optim::StatePlaces places;
+    std::int64_t block;  // elements of a parameter for each value
   };
   std::vector<std::vector<State>> state_;       // by unit
   Units reducing_, replicating_;                // in flight, oldest first

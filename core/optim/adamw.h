@@ -23,6 +23,7 @@ class AdamW final : public Optimizer {
  public:
   /// @throws InvalidArgument on a setting out of range
   explicit AdamW(const AdamWOptions& options = {});
+  const AdamWOptions& options() const { return options_; }
   std::vector<std::string> state_names() const override;
   /// @throws InvalidArgument on a shape, dtype or step that does not fit
   void update(const Segment& segment, const UpdateOptions& options) const override;

@@ -6,6 +6,12 @@ namespace tessera::optim {
 
 bool Optimizer::has_state(std::size_t, const ParameterSlot&) const { return true; }
 
+Shape Optimizer::state_shape(std::size_t i, const Shape& parameter) const {
+  const std::int64_t block = state_kind(i).block;
+  if (block == 1) return parameter;
+  return {(numel(parameter) + block - 1) / block};
+}
+
 StatePlaces::StatePlaces(const Optimizer& optimizer, std::size_t i, const ShardLayout& layout,
                          std::int64_t segment_begin, std::int64_t segment_size) {
   const auto has = [&](const ParameterSlot& slot) { return optimizer.has_state(i, slot); };

@@ -16,11 +16,12 @@ namespace tessera::optim {
 struct Segment {
   const ShardLayout& layout;
   std::int64_t first = 0;
-  Tensor param;                 ///< [n] f32 or bf16, updated in place
-  Tensor grad;                  ///< [n] f32, before clipping
-  std::vector<Tensor> state{};  ///< [StatePlaces::size] f32, in the order of state_names()
-  Tensor copy{};                ///< [n] bf16 that receives param, rounded; may be undefined
-  DType compute = DType::F32;   ///< dtype in which the model computes: f32 or bf16
+  Tensor param;  ///< [n] f32 or bf16, updated in place
+  Tensor grad;   ///< [n] f32, before clipping
+  /// In the order of state_names(), [StatePlaces::size / StateKind::block] each
+  std::vector<Tensor> state{};
+  Tensor copy{};               ///< [n] bf16 that receives param, rounded; may be undefined
+  DType compute = DType::F32;  ///< dtype in which the model computes: f32 or bf16
   /// Collects the segments of all ranks in a buffer of the whole unit, [padded_size] f32 or bf16, which
   /// has this rank's at `first`. A collective; null if the segment is the whole unit.
   std::function<void(const Tensor& whole)> gather{};
@@ -33,14 +34,25 @@ struct UpdateOptions {
   Tensor factor;          ///< [1] f32, clipping factor of the gradient; NaN: change nothing
 };
 
+/// Values of a state tensor.
+struct StateKind {
+  DType dtype = DType::F32;
+  std::int64_t block =
+      1;  ///< elements of the parameter for each value; divides ShardLayout::kAlignment
+};
+
 /// Updates parameters from gradients, segment by segment. The result of an element must not depend
 /// on how parameters are split into segments. Its state consists of tensors with the shapes of the
-/// parameters, which are zero at first and stored in checkpoints by name.
+/// parameters, or with a value for each block of elements, which are zero at first and stored in
+/// checkpoints by name.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   /// Equal in every call: {"exp_avg", "exp_avg_sq"}. Letters, digits and '_'.
   virtual std::vector<std::string> state_names() const = 0;
+  virtual StateKind state_kind(std::size_t /*i*/) const { return {}; }
+  /// Shape of state tensor i of a parameter: its own, or [number of blocks].
+  Shape state_shape(std::size_t i, const Shape& parameter) const;
   /// Whether a parameter has state tensor i of state_names().
   virtual bool has_state(std::size_t i, const ParameterSlot& slot) const;
   /// Works in order with the context's stream, without waiting for it.

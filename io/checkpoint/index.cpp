@@ -158,9 +158,13 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index,
 }
 
 // Checks that two state tensors belong to the same weights or to different ones, as those of two
-// optimizers do, and have their shapes. Frozen weights have none.
+// optimizers do, and have their shapes, or one dim: a value for each block of elements. Frozen weights
+// have none.
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   const auto& states = index.optimizer->state;
+  const auto fits = [](const Shape& state, const Shape& weight) {
+    return state == weight || (state.size() == 1 && state[0] < numel(weight));
+  };
   const auto check_within = [&](const std::string& state, const TensorMap& tensors,
                                 const TensorMap& others, const std::string& where) {
     for (const auto& [name, tensor] : tensors) {
@@ -168,9 +172,10 @@ void check_optimizer(const CheckpointIndex& index, const std::string& source) {
       require<CorruptCheckpoint>(other != others.end(),
                                  "{}: optimizer/{} of {} has no counterpart in {}", source, state,
                                  name, where);
-      require<CorruptCheckpoint>(other->second.shape == tensor.shape,
-                                 "{}: optimizer/{} of {} has shape {}, but {} in {}", source, state,
-                                 name, tensor.shape, other->second.shape, where);
+      require<CorruptCheckpoint>(
+          fits(tensor.shape, other->second.shape) || fits(other->second.shape, tensor.shape),
+          "{}: optimizer/{} of {} has shape {}, but {} in {}", source, state, name, tensor.shape,
+          other->second.shape, where);
     }
   };
   for (const auto& [state, tensors] : states) {

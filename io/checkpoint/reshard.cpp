@@ -21,6 +21,13 @@
 namespace tessera::io {
 namespace {
 
+// Elements of a weight for each value of its state tensor, a power of two.
+std::int64_t block_of(std::int64_t elements, std::int64_t values) {
+  std::int64_t block = 1;
+  while (values * block < elements) block *= 2;
+  return block;
+}
+
 // A parameter's unit: the path up to its first number, which is a block ("h.0"), else that of the
 // module that has it ("wte"), else "root".
 std::string unit_of(std::string_view name) {
@@ -113,9 +120,15 @@ class Reshard {
             const auto tensor = index_.tensors(section)->find(name);
             if (tensor == index_.tensors(section)->end()) continue;
             const DType dtype = tensor->second.dtype;
-            specs.push_back({fmt::format("{}/{}", section.name(), name), dtype,
-                             Shape{range.end - range.begin}});
-            parts.push_back({source_.tensors.at(section), name, range.begin, range.end, dtype});
+            const std::int64_t block =
+                block_of(layout.slots()[static_cast<std::size_t>(range.slot)].numel,
+                         numel(tensor->second.shape));
+            const std::int64_t begin = (range.begin + block - 1) / block,
+                               end = (range.end + block - 1) / block;
+            if (begin == end) continue;
+            specs.push_back(
+                {fmt::format("{}/{}", section.name(), name), dtype, Shape{end - begin}});
+            parts.push_back({source_.tensors.at(section), name, begin, end, dtype});
           }
         }
       }

@@ -196,6 +196,9 @@ void add_moments(ConsolidateSource& result, const CheckpointReader& reader,
       source = result.sources.back().get();
     }
     for (const TensorInfo& info : source->tensors()) {
+      require(!splits || is_floating(info.dtype),
+              "the optimizer state of {} has 8 bits; write it with --format safetensors",
+              reader.path().string());
       result.optimizer.push_back(
           {state.state + "/" + info.name, info.shape, info.dtype, info.dtype, source, info.name});
       result.optimizer.back().kind = state.state;

@@ -66,9 +66,11 @@ TensorComparison compare_tensors(const std::vector<TensorInfo>& expected,
     if (match->second->shape != tensor.shape) {
       result.shapes.push_back(
           fmt::format("{} is {}, expected {}", tensor.name, match->second->shape, tensor.shape));
-    } else if (!can_convert(match->second->dtype, DType::F32)) {
+    } else if (!can_convert(match->second->dtype,
+                            is_floating(tensor.dtype) ? DType::F32 : tensor.dtype)) {
       result.dtypes.push_back(
-          fmt::format("{} is {}, expected f32, bf16 or f16", tensor.name, match->second->dtype));
+          fmt::format("{} is {}, expected {}", tensor.name, match->second->dtype,
+                      is_floating(tensor.dtype) ? "f32, bf16 or f16" : dtype_name(tensor.dtype)));
     } else {
       result.usable.insert(tensor.name);
     }

@@ -9,6 +9,7 @@
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/moment_code.h"
 #include "kernels/workspace.h"
 
 TESSERA_CPU_BEGIN
@@ -103,6 +104,71 @@ void adamw(Context& context, const AdamW& args) {
 
 namespace {
 
+// Blocks of a range; the last may be shorter.
+template <typename P, bool kCautious>
+void run_blocks(Context& context, const AdamW8bit& args, const AdamWRates& r,
+                const AdamWRange& range) {
+  const AdamW& step = args.step;
+  RngKey rounding;
+  if (step.stochastic)
+    rounding = RngKey::make(step.rng->seed, RngPurpose::Rounding,
+                            static_cast<std::uint64_t>(step.step), range.place);
+  const std::uint32_t key = moment_key(range.place, step.step);
+  const std::int64_t length = range.end - range.begin;
+  const auto body = [=, &args, &range](std::int64_t first, std::int64_t last) {
+    for (std::int64_t block = first; block < last; ++block) {
+      const std::int64_t offset = block * kMomentBlock, at = range.begin + offset;
+      const auto n = static_cast<int>(std::min(kMomentBlock, length - offset));
+      auto* const param = static_cast<P*>(args.step.param.data) + at;
+      const auto* const grad = static_cast<const float*>(args.step.grad.data) + at;
+      auto* const m_code = static_cast<std::int8_t*>(args.step.exp_avg.data) + at;
+      auto* const v_code = static_cast<std::uint8_t*>(args.step.exp_avg_sq.data) + at;
+      auto* const m_scale = static_cast<float*>(args.exp_avg_scale.data) + at / kMomentBlock;
+      auto* const v_scale = static_cast<float*>(args.exp_avg_sq_scale.data) + at / kMomentBlock;
+      auto* const copy = static_cast<BFloat16*>(args.step.copy.data);
+      float m[kMomentBlock], v[kMomentBlock], value[kMomentBlock];
+      float m_most = 0, v_most = 0;
+#pragma omp simd reduction(max : m_most, v_most)
+      for (int i = 0; i < n; ++i) {
+        m[i] = *m_scale * decode_first(m_code[i]);
+        v[i] = *v_scale * decode_second(v_code[i]);
+        value[i] = updated<kCautious>(r, range, load(param + i), grad[i], m[i], v[i]);
+        m_most = std::max(m_most, std::abs(m[i]));
+        v_most = std::max(v_most, v[i]);
+      }
+      *m_scale = m_most;
+      *v_scale = v_most;
+      const float m_part = m_most > 0 ? 1.0F / m_most : 0.0F;
+      const float v_part = v_most > 0 ? 1.0F / v_most : 0.0F;
+      const auto element =
+          static_cast<std::uint32_t>(range.first_element) + static_cast<std::uint32_t>(offset);
+#pragma omp simd
+      for (int i = 0; i < n; ++i) {
+        const std::uint32_t bits = mixed(key ^ (element + static_cast<std::uint32_t>(i)));
+        const float x = m[i] * m_part, y = v[i] * v_part;
+        m_code[i] =
+            static_cast<std::int8_t>(encode_first(x, std::sqrt(std::abs(x)), first_random(bits)));
+        v_code[i] = static_cast<std::uint8_t>(
+            encode_second(y, std::sqrt(std::sqrt(y)), second_random(bits)));
+      }
+      for (int i = 0; i < n; ++i) {
+        if constexpr (std::is_same_v<P, BFloat16>) {
+          if (args.step.stochastic) {
+            param[i] = round_stochastically(
+                value[i], rounding.word(range.first_element + static_cast<std::uint64_t>(offset) +
+                                        static_cast<std::uint64_t>(i)));
+            continue;
+          }
+        }
+        store(param + i, value[i]);
+        if (copy != nullptr) store(copy + at + i, value[i]);
+      }
+    }
+  };
+  context.threads().parallel_for((length + kMomentBlock - 1) / kMomentBlock,
+                                 kSerialElements / kMomentBlock, body);
+}
+
 template <typename Out>
 void momentum(Context& context, const MuonMomentum& args, float factor) {
   const auto* grad = static_cast<const float*>(args.grad.data);
@@ -168,6 +234,23 @@ void update(Context& context, const WeightUpdate& args) {
 }
 
 }  // namespace
+
+void adamw_8bit(Context& context, const AdamW8bit& args) {
+  const AdamW& step = args.step;
+  const float factor =
+      step.factor.data != nullptr ? *static_cast<const float*>(step.factor.data) : 1.0F;
+  if (std::isnan(factor)) return;
+  AdamWRates rates = step.rates;
+  rates.scale *= factor;
+  for (const AdamWRange& range : step.ranges)
+    visit_flag(step.decay == Decay::Shrinking, [&](auto cautious) {
+      constexpr bool kCautious = decltype(cautious)::value;
+      if (step.param.dtype == DType::BF16)
+        run_blocks<BFloat16, kCautious>(context, args, rates, range);
+      else
+        run_blocks<float, kCautious>(context, args, rates, range);
+    });
+}
 
 void muon_momentum(Context& context, const MuonMomentum& args) {
   const float factor = *static_cast<const float*>(args.factor.data);

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device/random.h"
 #include "kernels/cuda/sums.h"
+#include "kernels/moment_code.h"
 #include "kernels/optimizer.h"
 
 namespace tessera::kernels::cuda {
@@ -126,6 +127,130 @@ void run(Context& context, const AdamW& args) {
       launch(context, "adamw", adamw_kernel<N, AdamWBody<P, kCopy, kStochastic>>,
              LaunchShape{blocks, ElementwiseShape::kThreads}, ranges, body);
     });
+  }
+}
+
+// 16 threads update a block of 64 elements, 4 each. Memory-bound: per f32 weight reads 10 bytes and
+// writes 6.
+template <typename P>
+struct AdamW8bitBody {
+  static constexpr int kTeam = 16, kEach = 4;
+  P* param;
+  const float* grad;
+  signed char* exp_avg;
+  unsigned char* exp_avg_sq;
+  float* exp_avg_scale;
+  float* exp_avg_sq_scale;
+  BFloat16* copy;
+  const float* factor;
+  AdamWRates rates;
+  const RngStep* rng;  // null: rounds weights to nearest
+  std::uint64_t step;
+  bool cautious;
+  AdamWRange range;
+  std::uint32_t key;
+
+  /// @param block  number within the range; all threads of a warp call this
+  __device__ void update(std::int64_t block, int thread, float g_scale) const {
+    const std::int64_t length = range.end - range.begin;
+    const std::int64_t offset = block * kMomentBlock + thread * kEach, i = range.begin + offset;
+    const bool is_inside = block * kMomentBlock < length;
+    const std::int64_t scale_at = (range.begin + block * kMomentBlock) / kMomentBlock;
+    const float m_scale = is_inside ? exp_avg_scale[scale_at] : 0;
+    const float v_scale = is_inside ? exp_avg_sq_scale[scale_at] : 0;
+    float m[kEach], v[kEach], m_most = 0, v_most = 0;
+    for (int k = 0; k < kEach; ++k) {
+      m[k] = v[k] = 0;
+      if (offset + k >= length) continue;
+      const float g = g_scale * grad[i + k];
+      m[k] = rates.beta1 * (m_scale * decode_first(exp_avg[i + k])) + rates.one_minus_beta1 * g;
+      v[k] = rates.beta2 * (v_scale * decode_second(exp_avg_sq[i + k])) +
+             rates.one_minus_beta2 * g * g;
+      const float old = widen(param[i + k]);
+      const float value = old * decay_of(cautious, range.decay, m[k], old) -
+                          range.rate * m[k] / (std::sqrt(v[k]) * rates.v_scale + rates.eps);
+      if (copy != nullptr) copy[i + k] = narrow<BFloat16>(value);
+      if constexpr (std::is_same_v<P, BFloat16>) {
+        if (rng != nullptr) {
+          std::uint32_t word[1];
+          draw<1>(RngKey::make(rng->seed, RngPurpose::Rounding, step, range.place),
+                  range.first_element + static_cast<std::uint64_t>(offset + k), word);
+          param[i + k] = round_stochastically(value, word[0]);
+        } else {
+          param[i + k] = narrow<P>(value);
+        }
+      } else {
+        param[i + k] = value;
+      }
+      m_most = fmaxf(m_most, fabsf(m[k]));
+      v_most = fmaxf(v_most, v[k]);
+    }
+    for (int lanes = kTeam / 2; lanes > 0; lanes /= 2) {
+      m_most = fmaxf(m_most, __shfl_xor_sync(kAllLanes, m_most, lanes));
+      v_most = fmaxf(v_most, __shfl_xor_sync(kAllLanes, v_most, lanes));
+    }
+    const float m_part = m_most > 0 ? 1.0F / m_most : 0.0F;
+    const float v_part = v_most > 0 ? 1.0F / v_most : 0.0F;
+    for (int k = 0; k < kEach; ++k) {
+      if (offset + k >= length) continue;
+      const std::uint32_t bits = mixed(key ^ (static_cast<std::uint32_t>(range.first_element) +
+                                              static_cast<std::uint32_t>(offset + k)));
+      const float x = m[k] * m_part, y = v[k] * v_part;
+      exp_avg[i + k] =
+          static_cast<signed char>(encode_first(x, std::sqrt(fabsf(x)), first_random(bits)));
+      exp_avg_sq[i + k] = static_cast<unsigned char>(
+          encode_second(y, std::sqrt(std::sqrt(y)), second_random(bits)));
+    }
+    if (thread != 0 || !is_inside) return;
+    exp_avg_scale[scale_at] = m_most;
+    exp_avg_sq_scale[scale_at] = v_most;
+  }
+};
+
+template <typename P>
+__global__ void __launch_bounds__(ElementwiseShape::kThreads)
+    adamw_8bit_kernel(std::int64_t blocks, AdamW8bitBody<P> body) {
+  constexpr int kTeam = AdamW8bitBody<P>::kTeam;
+  float g_scale = body.rates.scale;
+  if (body.factor != nullptr) {
+    const float clip = *body.factor;
+    if (clip != clip) return;
+    g_scale *= clip;
+  }
+  const std::int64_t teams = static_cast<std::int64_t>(gridDim.x) * blockDim.x / kTeam;
+  const std::int64_t first =
+      (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kTeam;
+  // Both teams of a warp make as many turns.
+  const std::int64_t even = (blocks + 1) / 2 * 2;
+  for (std::int64_t block = first; block < even; block += teams)
+    body.update(block, static_cast<int>(threadIdx.x % kTeam), g_scale);
+}
+
+template <typename P>
+void run_8bit(Context& context, const AdamW8bit& args) {
+  const AdamW& step = args.step;
+  AdamW8bitBody<P> body{.param = static_cast<P*>(step.param.data),
+                        .grad = static_cast<const float*>(step.grad.data),
+                        .exp_avg = static_cast<signed char*>(step.exp_avg.data),
+                        .exp_avg_sq = static_cast<unsigned char*>(step.exp_avg_sq.data),
+                        .exp_avg_scale = static_cast<float*>(args.exp_avg_scale.data),
+                        .exp_avg_sq_scale = static_cast<float*>(args.exp_avg_sq_scale.data),
+                        .copy = static_cast<BFloat16*>(step.copy.data),
+                        .factor = static_cast<const float*>(step.factor.data),
+                        .rates = step.rates,
+                        .rng = step.stochastic ? step.rng : nullptr,
+                        .step = static_cast<std::uint64_t>(step.step),
+                        .cautious = step.decay == Decay::Shrinking,
+                        .range = {},
+                        .key = 0};
+  for (const AdamWRange& range : step.ranges) {
+    body.range = range;
+    body.key = moment_key(range.place, step.step);
+    const std::int64_t blocks = (range.end - range.begin + kMomentBlock - 1) / kMomentBlock;
+    launch(context, "adamw_8bit", adamw_8bit_kernel<P>,
+           LaunchShape{ElementwiseShape::blocks(blocks * AdamW8bitBody<P>::kTeam, 1),
+                       ElementwiseShape::kThreads},
+           blocks, body);
   }
 }
 
@@ -280,6 +405,13 @@ void adamw(Context& context, const AdamW& args) {
     run<float, false, false>(context, args);
 }
 
+void adamw_8bit(Context& context, const AdamW8bit& args) {
+  if (args.step.param.dtype == DType::BF16)
+    run_8bit<BFloat16>(context, args);
+  else
+    run_8bit<float>(context, args);
+}
+
 void muon_momentum(Context& context, const MuonMomentum& args) {
   if (args.out.dtype == DType::BF16)
     run_momentum<BFloat16>(context, args);
@@ -315,6 +447,7 @@ void clip_factor(Context& context, const ClipFactor& args) {
 }
 
 TESSERA_CUDA_KERNEL(adamw, AdamW)
+TESSERA_CUDA_KERNEL(adamw_8bit, AdamW8bit)
 TESSERA_CUDA_KERNEL(muon_momentum, MuonMomentum)
 TESSERA_CUDA_KERNEL(normalize, Normalize)
 TESSERA_CUDA_KERNEL(weight_update, WeightUpdate)

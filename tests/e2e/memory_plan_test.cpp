@@ -91,7 +91,7 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   }
   if (start > 0 && !has_experts && draw.number(0, 2) == 0)
     add("optim.freeze", draw.one_of({"h.0.*", "wte.weight", "h.*.weight"}));
-  if (start > 0) add("optim.name", draw.one_of({"adamw", "muon"}));
+  if (start > 0) add("optim.name", draw.one_of({"adamw", "adamw8bit", "muon"}));
   add("model.dropout", draw.one_of({"0", "0.1"}));
   add("shard.mode", draw.one_of({"full", "full", "gradients", "optimizer", "hybrid", "none"}));
   if (words.back().ends_with("hybrid") && world == 4) add_number("shard.group", 2);

@@ -164,9 +164,10 @@ TEST_CASE_FIXTURE(Fixture, "dropout, the schedule and the data resume bit for bi
   for (const int world : {1, 3}) {
     CAPTURE(world);
     const auto command = [&](const std::string& out, const std::string& stop_after) {
-      return joined(small_run(text, out, world, 30),
-                    {"--train.global_batch=12", "--model.dropout=0.2", "--optim.schedule=cosine",
-                     "--checkpoint.every=" + stop_after, "--checkpoint.keep=0"});
+      return joined(
+          small_run(text, out, world, 30),
+          {"--train.global_batch=12", "--model.dropout=0.2", "--optim.schedule=cosine",
+           "--checkpoint.every=" + stop_after, "--checkpoint.keep=0", "--optim.name=adamw8bit"});
     };
     const std::string whole = dir.file(fmt::format("dropped-{}", world));
     run_to(0, command(whole, "7"));

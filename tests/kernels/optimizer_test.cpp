@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/moment_code.h"
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
@@ -388,6 +389,96 @@ TEST_CASE("the parts of a Muon step match their definitions, and do nothing if t
         auto scaled = u;
         for (auto i = static_cast<std::size_t>(c.shift); i < u.size(); ++i) scaled[i] = g[i] / 4;
         check_close(out.values(), scaled, tolerance(c.update), 4.0);
+      });
+}
+
+TEST_CASE("codes of moments round to one of the two nearest, and on average to the value") {
+  for (const double x : {0.0, 1e-6, 1e-3, 0.1, 0.5, 0.99, 1.0}) {
+    CAPTURE(x);
+    const auto value = static_cast<float>(x);
+    double first = 0, second = 0;
+    constexpr int kDraws = 4096;
+    for (int i = 0; i < kDraws; ++i) {
+      const float random = (static_cast<float>(i) + 0.5F) / kDraws;
+      const int code = kernels::encode_first(-value, std::sqrt(value), random);
+      CHECK((code <= 0 && code >= -127));
+      first += static_cast<double>(kernels::decode_first(code)) / kDraws;
+      second += static_cast<double>(kernels::decode_second(
+                    kernels::encode_second(value, std::sqrt(std::sqrt(value)), random))) /
+                kDraws;
+    }
+    CHECK(std::abs(first + x) < 1e-6 + 1e-3 * x);
+    CHECK(std::abs(second - x) < 1e-6 + 1e-3 * x);
+  }
+  CHECK(kernels::encode_second(1e-12F, 1e-3F, 0.99F) == 1);  // never 0
+  for (int code = -127; code <= 127; ++code) {
+    const float x = kernels::decode_first(code);
+    CHECK(std::abs(kernels::encode_first(x, std::sqrt(std::abs(x)), 0.5F) - code) == 0);
+  }
+}
+
+TEST_CASE("adamw in 8 bits updates as adamw does, and keeps its moments within a code") {
+  for (const DType dtype : {DType::F32, DType::BF16})
+    for (const std::int64_t n : {1, 63, 64, 65, 1000, 50257})
+      for_each_context([&](Context& context) {
+        CAPTURE(n);
+        constexpr std::int64_t kBegin = 128;  // other elements do not change
+        const std::int64_t all = kBegin + (n + 63) / 64 * 64 + 64, blocks = all / 64;
+        const auto start = Buffer::normal(all, 1);
+        const Buffer grad(DType::F32, {all}, Buffer::normal(all, 2)), m(DType::F32, {all}),
+            v(DType::F32, {all}), copy(DType::BF16, {all}), m_scale(DType::F32, {blocks}),
+            v_scale(DType::F32, {blocks}), param(dtype, {all}, start),
+            expected(dtype, {all}, start);
+        // Bytes, in buffers of floats.
+        const Buffer m_bytes(DType::F32, {all / 4}), v_bytes(DType::F32, {all / 4});
+        const auto as = [&](const Buffer& bytes, DType type) {
+          TensorView view = bytes.view();
+          view.dtype = type;
+          view.shape = {all};
+          return view;
+        };
+        const auto before = param.values();
+        for (std::int64_t step = 1; step <= 2; ++step) {
+          const AdamW plain{
+              .param = expected.view(),
+              .grad = grad.view(),
+              .exp_avg = m.view(),
+              .exp_avg_sq = v.view(),
+              .ranges = {{.begin = kBegin, .end = kBegin + n, .lr = 1e-2, .place = 7}},
+              .beta1 = 0.9,
+              .beta2 = 0.95,
+              .step = step};
+          adamw(context, plain);
+          kernels::AdamW8bit args{plain, m_scale.view(), v_scale.view()};
+          args.step.param = param.view();
+          args.step.exp_avg = as(m_bytes, DType::I8);
+          args.step.exp_avg_sq = as(v_bytes, DType::U8);
+          if (dtype == DType::F32) args.step.copy = copy.view();
+          kernels::adamw_8bit(context, args);
+        }
+        const auto got = param.values(), want = expected.values(), exact = m.values(),
+                   exact_sq = v.values(), scale = m_scale.values(), scale_sq = v_scale.values(),
+                   rounded = copy.values();
+        const auto codes = m_bytes.bytes(), codes_sq = v_bytes.bytes();
+        double difference = 0;  // on average
+        for (std::int64_t i = 0; i < all; ++i) {
+          const auto at = static_cast<std::size_t>(i), block = static_cast<std::size_t>(i / 64);
+          if (i < kBegin || i >= kBegin + n) {
+            REQUIRE(got[at] == before[at]);
+            continue;
+          }
+          // An update is about the rate, whatever the moments are.
+          REQUIRE(std::abs(got[at] - want[at]) < 3e-2);
+          difference += std::abs(got[at] - want[at]) / static_cast<double>(n);
+          if (dtype == DType::F32) REQUIRE(std::abs(rounded[at] - got[at]) < 2e-2);
+          const auto first = kernels::decode_first(static_cast<signed char>(codes[at]));
+          const auto second = kernels::decode_second(static_cast<unsigned char>(codes_sq[at]));
+          REQUIRE(std::abs(static_cast<double>(first) * scale[block] - exact[at]) <
+                  0.04 * scale[block]);
+          REQUIRE(std::abs(static_cast<double>(second) * scale_sq[block] - exact_sq[at]) <
+                  0.04 * scale_sq[block]);
+        }
+        CHECK(difference < (dtype == DType::F32 ? 2e-4 : 2e-3));
       });
 }
 

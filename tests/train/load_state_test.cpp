@@ -88,7 +88,7 @@ fs::path save_sample(const fs::path& dir, int world, bool with_optimizer = true,
     sharded.create_optimizer_state(optim::AdamW());
     for (const auto& piece : sharded.held_pieces()) {
       int section = 0;
-      for (const Tensor& tensor : {piece.master, piece.state[0], piece.state[1]}) {
+      for (const Tensor& tensor : {piece.master, piece.state[0].values, piece.state[1].values}) {
         fill_from_host(tensor, [&](std::int64_t begin, std::int64_t end, float* out) {
           for (std::int64_t i = begin; i < end; ++i) {
             *out++ = value_of(*piece.parameter, section, piece.begin + i);
@@ -171,7 +171,7 @@ TEST_CASE("a partial load keeps starting values for missing tensors") {
       std::vector<float> start(static_cast<std::size_t>(piece.end - piece.begin));
       initialize_range(*piece.parameter, 77, piece.begin, piece.end, start.data());
       const auto weights = piece.master.to_vector<float>();
-      const auto moments = piece.state[0].to_vector<float>();
+      const auto moments = piece.state[0].values.to_vector<float>();
       for (std::size_t i = 0; i < start.size(); ++i) {
         const std::int64_t element = piece.begin + static_cast<std::int64_t>(i);
         REQUIRE(weights[i] == (is_new ? start[i] : value_of(*piece.parameter, 0, element)));

@@ -74,7 +74,7 @@ std::vector<std::vector<float>> state_of(comm::ShardedModel& sharded) {
     return out;
   };
   for (const auto& piece : sharded.held_pieces())
-    for (const Tensor& t : {piece.master, piece.state[0], piece.state[1]})
+    for (const Tensor& t : {piece.master, piece.state[0].values, piece.state[1].values})
       values.push_back(floats(t));
   return values;
 }

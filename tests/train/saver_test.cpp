@@ -69,7 +69,7 @@ struct RankOfTest {
   void fill(float value) const {
     saver->wait_copied();
     for (const auto& piece : sharded->held_pieces()) {
-      for (const Tensor& t : {piece.master, piece.state[0], piece.state[1]}) {
+      for (const Tensor& t : {piece.master, piece.state[0].values, piece.state[1].values}) {
         std::fill_n(t.data<float>(), t.numel(), value);
       }
     }

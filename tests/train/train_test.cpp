@@ -15,6 +15,7 @@
 #include "core/ops/activation.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/reduction.h"
+#include "core/optim/adamw8bit.h"
 #include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
 #include "tests/support/check_throws.h"
@@ -103,7 +104,9 @@ TEST_CASE("a run with an own optimizer goes on at other numbers of ranks") {
   const optim::AdamW adamw({.weight_decay = 0});
   const Momentum momentum;
   const optim::Muon muon({.adamw = {.weight_decay = 0.1, .decay = kernels::Decay::Shrinking}});
+  const optim::AdamW8bit adamw8bit({.weight_decay = 0});
   for (const optim::Optimizer* optimizer : {static_cast<const optim::Optimizer*>(&adamw),
+                                            static_cast<const optim::Optimizer*>(&adamw8bit),
                                             static_cast<const optim::Optimizer*>(&momentum),
                                             static_cast<const optim::Optimizer*>(&muon)}) {
     const test::TempDir whole, parts;
@@ -116,7 +119,8 @@ TEST_CASE("a run with an own optimizer goes on at other numbers of ranks") {
     }
     REQUIRE(losses.size() == expected.size());
     for (std::size_t i = 0; i < losses.size(); ++i)
-      CHECK(losses[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+      CHECK(losses[i] ==
+            doctest::Approx(expected[i]).epsilon(optimizer == &adamw8bit ? 1e-3 : 1e-4));
     const auto reader = io::open_checkpoint(parts.path() / "run");
     CHECK(reader.states().size() == optimizer->state_names().size());
   }

@@ -103,7 +103,7 @@ TEST_CASE("optimizer state is compared, and two replicas have no majority") {
   const std::string text = outcome({2}, [](int rank, Net&, ShardedModel& sharded) {
     if (rank == 0)
       for (const auto& piece : sharded.held_pieces())
-        if (piece.parameter->name != "first.weight") flip_last_bit(piece.state[1]);
+        if (piece.parameter->name != "first.weight") flip_last_bit(piece.state[1].values);
   });
   starts(text,
          "weights or optimizer state of 'first.bias' on rank 1 differ from those of rank 0, which "

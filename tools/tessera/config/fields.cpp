@@ -113,9 +113,9 @@ std::vector<Field> make_fields() {
 
       text(
           KEY(optim.name),
-          "adamw; or muon, for weights of linear layers between embedding and head, with AdamW for "
-          "the others",
-          {"adamw", "muon"}),
+          "adamw; adamw8bit, with moments in 8 bits; or muon, for weights of linear layers between "
+          "embedding and head, with AdamW for the others",
+          {"adamw", "adamw8bit", "muon"}),
       number(KEY(optim.lr), 0, 1e3, "peak learning rate"),
       number(KEY(optim.beta1), 0, 0.999999, "AdamW: decay of the first moment"),
       number(KEY(optim.beta2), 0, 0.999999, "AdamW: decay of the second moment"),

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/optim/adamw8bit.h"
 #include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
 #include "io/data/mixture.h"
@@ -623,6 +624,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
       config.optim.decay == "shrinking" ? kernels::Decay::Shrinking : kernels::Decay::All};
   if (config.optim.name == "muon")
     return std::make_unique<optim::Muon>(optim::MuonOptions{config.optim.momentum, adamw});
+  if (config.optim.name == "adamw8bit") return std::make_unique<optim::AdamW8bit>(adamw);
   return std::make_unique<optim::AdamW>(adamw);
 }
 
