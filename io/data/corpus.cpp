@@ -22,8 +22,8 @@ constexpr std::size_t kReadBytes = std::size_t{256} << 10;
 
 void list_files(const fs::path& path, std::vector<CorpusFile>& files) {
   struct stat status {};
-  require<IoError>(::stat(path.c_str(), &status) == 0, "cannot examine {}: {}", path.string(),
-                   std::strerror(errno));
+  const bool found = ::stat(path.c_str(), &status) == 0;
+  require<IoError>(found, "cannot examine {}: {}", path.string(), std::strerror(errno));
   if (!S_ISDIR(status.st_mode)) {
     files.push_back({path.string(), status.st_size,
                      status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec});

@@ -66,7 +66,7 @@ struct CorpusOptions {
 /// Reads batches of about kBatchBytes, or of one larger unit. Empty documents are left out.
 class CorpusReader {
  public:
-  static constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kBatchBytes = std::size_t{512} << 10;
 
   /// @param files  outlive this
   CorpusReader(const std::vector<CorpusFile>& files, const FileRange& range,

@@ -45,6 +45,7 @@ std::int64_t check_ids(const fs::path& path, std::int64_t vocab_size) {
 VerifyTokensReport verify_tokens(const fs::path& path, const VerifyTokensOptions& options) {
   VerifyTokensReport report;
   std::error_code error;
+  require<IoError>(is_there(path), "{} does not exist", path.string());
   const bool is_directory = fs::is_directory(path, error);
   std::optional<TokenIndex> index;
   std::vector<TokenShard> shards;

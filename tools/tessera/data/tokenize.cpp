@@ -112,7 +112,7 @@ int run_tokenize(const TokenizeCommand& command) {
   rows.emplace_back("text", format_bytes(report.text_bytes));
   rows.emplace_back("time", format_duration(seconds.count()));
   fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
-  if (options.parts > 1)
+  if (options.parts > 1 && !io::is_there(io::fs::path(command.out) / io::kTokenIndexName))
     fmt::print("When all {} parts are done: tessera data commit {}\n", options.parts, command.out);
   return 0;
 }
