@@ -173,9 +173,9 @@ bool CorpusReader::fill(std::size_t bytes) {
     std::size_t got = 0;
     try {
       got = input_->read(buffer_.data() + before, kReadBytes);
-    } catch (...) {
-      buffer_.resize(before);
-      throw;
+    } catch (const CorruptCheckpoint& error) {
+      if (!options_.skip_damage) throw;
+      damage_ = error.what();
     }
     buffer_.resize(before + got);
     at_end_ = got < kReadBytes;
@@ -195,16 +195,14 @@ bool CorpusReader::next(CorpusBatch& batch) {
   batch.text.clear();
   batch.units.clear();
   while (batch.text.size() < kBatchBytes) {
-    try {
-      if (!input_ && !open()) break;
-      const bool lines = files_[static_cast<std::size_t>(at_.file)].has_lines();
-      if (!(lines ? put_line(batch) : put_text(batch))) close();
-    } catch (const CorruptCheckpoint& error) {
-      if (!options_.skip_damage) throw;
-      batch.units.push_back(
-          {at_, batch.text.size(), batch.text.size(), batch.text.size(), true, error.what()});
-      close();
+    if (!input_ && !open()) break;
+    const bool lines = files_[static_cast<std::size_t>(at_.file)].has_lines();
+    if (lines ? put_line(batch) : put_text(batch)) continue;
+    if (!damage_.empty()) {
+      const std::size_t end = batch.text.size();
+      batch.units.push_back({at_, end, end, end, true, std::exchange(damage_, {})});
     }
+    close();
   }
   batch.consumed = closed_ + (input_ ? input_->consumed() : 0);
   return !batch.units.empty();
@@ -227,6 +225,7 @@ bool CorpusReader::put_line(CorpusBatch& batch) {
   for (;;) {
     const std::size_t end = buffer_.find('\n', begin_ + size);
     size = std::min(end, buffer_.size()) - begin_;
+    if (end == buffer_.npos && at_end_ && !damage_.empty()) return false;  // half a line
     if (end != buffer_.npos || at_end_) break;
     fill(size + 1);
   }

@@ -93,6 +93,7 @@ class CorpusReader {
   std::unique_ptr<InputStream> input_;
   std::string buffer_;
   std::size_t begin_ = 0;  // of the bytes in buffer_ that are not in a batch
+  std::string damage_;     // found in the open file
   bool at_end_ = false;    // of the open file
 };
 

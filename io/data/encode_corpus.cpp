@@ -39,7 +39,9 @@ class BatchEncoder {
       } catch (const CutInToken&) {
         throw;
       } catch (const Error& error) {
-        if (!options_.skip_bad) throw;
+        // Where a text is cut depends on where the process began, so a piece must not be skipped.
+        const auto file = static_cast<std::size_t>(unit.at.file);
+        if (!options_.skip_bad || !options_.sources[file].has_lines()) throw;
         done.error = error.what();
         ids_.resize(before);
       }

@@ -139,6 +139,13 @@ std::string part_index_name(int part, int parts) {
   return fmt::format("part-{:05}-of-{:05}.json", part, parts);
 }
 
+std::vector<fs::path> part_indexes(const fs::path& dir) {
+  std::vector<fs::path> paths;
+  for (const Part& part : parts_in(dir))
+    paths.push_back(dir / part_index_name(part.number, part.count));
+  return paths;
+}
+
 std::string token_shard_name(int part, int parts, std::size_t number) {
   return parts == 1 ? fmt::format("shard-{:06}.bin", number)
                     : fmt::format("shard-{:05}-of-{:05}-{:06}.bin", part, parts, number);
@@ -161,7 +168,11 @@ std::string command_difference(const OrderedJson& before, const OrderedJson& now
 }
 
 TokenIndex read_token_directory(const fs::path& dir) {
-  if (is_there(dir / kTokenIndexName)) return read_token_index(dir / kTokenIndexName);
+  if (const fs::path path = dir / kTokenIndexName; is_there(path)) {
+    TokenIndex index = read_token_index(path);
+    require<CorruptCheckpoint>(!index.shards.empty(), "{}: no shards", path.string());
+    return index;
+  }
   const std::vector<Part> parts = parts_in(dir);
   require<IoError>(!parts.empty(),
                    "{} is a directory without {}, which `tessera data tokenize` writes",
@@ -203,8 +214,7 @@ TokenIndex commit_token_parts(const fs::path& dir) {
     require<IoError>(is_there(dir / shard.file), "{} is missing", (dir / shard.file).string());
   write_token_index(dir / kTokenIndexName, whole);
   std::error_code ignored;
-  for (const Part& part : parts)
-    fs::remove(dir / part_index_name(part.number, part.count), ignored);
+  for (const fs::path& path : part_indexes(dir)) fs::remove(path, ignored);
   return whole;
 }
 

@@ -51,6 +51,8 @@ void write_token_index(const fs::path& path, const TokenIndex& index);
 
 /// Name of the index of part `part` of `parts`: "part-00001-of-00004.json".
 std::string part_index_name(int part, int parts);
+/// Indexes of parts in a directory, sorted. @throws IoError
+std::vector<fs::path> part_indexes(const fs::path& dir);
 /// Name of a part's shard; those of all parts sort in the order of their documents.
 std::string token_shard_name(int part, int parts, std::size_t number);
 

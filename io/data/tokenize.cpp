@@ -161,10 +161,10 @@ void require_same(const fs::path& index, const OrderedJson& before, const Ordere
 }
 
 /// Removes a directory's index and shards, and those of an unfinished attempt.
-void remove_shards(const fs::path& dir, const fs::path& own) {
+void remove_shards(const fs::path& dir) {
   std::error_code ignored;
   fs::remove(dir / kTokenIndexName, ignored);
-  fs::remove(own, ignored);
+  for (const fs::path& part : part_indexes(dir)) fs::remove(part, ignored);
   for (const fs::path& path : list_directory(dir)) {
     const std::string name = path.filename().string();
     if (name.starts_with("shard-") && (name.ends_with(".bin") || name.ends_with(".bin.tmp")))
@@ -183,6 +183,13 @@ TokenIndex take_up(const TokenizeOptions& options, const fs::path& dir, const fs
       require<IoError>(is_there(dir / shard.file), "{} is missing; begin anew with another --out",
                        (dir / shard.file).string());
     return index;
+  }
+  OrderedJson command = command_of(options);
+  command.erase("part");
+  for (const fs::path& other : part_indexes(dir)) {
+    OrderedJson before = read_token_index(other).command;
+    before.erase("part");
+    require_same(other, before, command);
   }
   const fs::path first = dir / token_shard_name(options.part, options.parts, 0);
   require<IoError>(!is_there(first), "{} exists; name another --out{}", first.string(),
@@ -223,7 +230,7 @@ TokenizeReport tokenize_to_directory(const TokenizeOptions& options, const fs::p
   const fs::path own = dir / part_index_name(options.part, options.parts);
   const fs::path lock_path = dir / fmt::format(".{}.lock", own.stem().string());
   const File lock = lock_part(lock_path);
-  if (options.overwrite) remove_shards(dir, own);
+  if (options.overwrite) remove_shards(dir);
   TokenizeReport report;
   TokenIndex index;
   if (is_there(dir / kTokenIndexName)) {

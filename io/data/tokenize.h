@@ -33,7 +33,7 @@ struct TokenizeOptions {
   bool overwrite = false;
   /// Returns whether to continue. Called by one thread at a time.
   std::function<bool(const TokenizeProgress&)> progress = {};
-  std::function<void(const std::string&)> warn = {};  ///< as progress
+  std::function<void(const std::string&)> warn = {};  ///< called by any thread
 };
 
 struct TokenizeReport {

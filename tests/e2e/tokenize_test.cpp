@@ -33,11 +33,11 @@ std::vector<std::string> write_corpus(const test::TempDir& dir) {
   std::vector<std::string> files;
   for (int file = 0; file < 3; ++file) {
     std::string lines;
-    for (int i = 0; i < 200; ++i)
+    for (int i = 0; i < 120; ++i)
       lines += nlohmann::json{{"text", text(random() % 20'000)}}.dump() + "\n";
     files.push_back(dir.write("lines" + std::to_string(file) + ".jsonl", lines));
   }
-  files.push_back(dir.write("long.txt", text(5'000'000)));
+  files.push_back(dir.write("long.txt", text(3'000'000)));
   return files;
 }
 

@@ -189,6 +189,9 @@ TEST_CASE("another command is refused with what differs") {
   other = options;
   other.tokenizer = gpt2();
   refused(other, "tokenizer was");
+  other = options;
+  other.parts = 2;
+  refused(other, "parts was 1, and is 2 now");
   dir.write("a.txt", words(10'000, 2));
   other = options_for({text});
   other.shard_tokens = 1000;

@@ -126,7 +126,8 @@ Command add_data_tokenize(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "tokenize",
       "Write the token ids of documents to token files, which training reads.\n"
-      "Ctrl-C or a kill loses one shard at most: the same command then continues.");
+      "After Ctrl-C or a kill, the same command continues after the last whole shard of a "
+      "directory.");
   app->footer(
       "Examples:\n"
       "  tessera data tokenize \"books/*.txt\" --tokenizer gpt2/ --out books.bin\n"
