@@ -68,7 +68,8 @@ class WordCache {
 
  private:
   static constexpr std::size_t kMaxSlots = 1 << 16;
-  static constexpr std::size_t kMaxKept = 8 << 20;  // bytes of words and ids, replaced ones included
+  static constexpr std::size_t kMaxKept = 8
+                                          << 20;  // bytes of words and ids, replaced ones included
 
   struct Slot {
     std::uint32_t check = 0, word = 0, ids = 0;
