@@ -22,15 +22,16 @@ constexpr std::uint32_t kSkippable = 0x184D2A50U, kSkippableMask = 0xFFFFFFF0U;
 
 void ZstdDecoder::Free::operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
 
-ZstdDecoder::ZstdDecoder(std::shared_ptr<const File> file, const ZstdRange& range)
+ZstdDecoder::ZstdDecoder(std::shared_ptr<const File> file, const ZstdRange& range, int window_log)
     : file_(std::move(file)),
       range_(range),
+      window_log_(window_log),
       name_(fmt::format("{}, zstd stream in bytes {} to {}", file_->path().string(), range.offset,
                         range.offset + range.length)),
       context_(ZSTD_createDCtx()),
       input_(kInput) {
   if (!context_) throw std::bad_alloc();
-  ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kMaxZstdWindowLog);
+  ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, window_log_);
 }
 
 ZstdDecoder::~ZstdDecoder() = default;
@@ -81,9 +82,9 @@ std::size_t ZstdDecoder::read(char* out, std::size_t bytes) {
     if (ZSTD_isError(left) != 0) {
       const ZSTD_ErrorCode code = ZSTD_getErrorCode(left);
       require<Unsupported>(code != ZSTD_error_frameParameter_windowTooLarge,
-                           "{}: compressed with a window of more than {} MiB; save it with one "
-                           "that every decoder of zstd supports (level 19 or less)",
-                           name_, (1 << kMaxZstdWindowLog) >> 20);
+                           "{}: compressed with a window of more than {} MiB; compress it with a "
+                           "smaller one (level 19 or less, without --long)",
+                           name_, (1 << window_log_) >> 20);
       require<Unsupported>(code != ZSTD_error_dictionary_wrong,
                            "{}: compressed with a dictionary; save it without one", name_);
       if (code == ZSTD_error_memory_allocation) throw std::bad_alloc();

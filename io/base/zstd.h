@@ -31,8 +31,10 @@ struct ZstdRange {
 /// Decodes the frames of a range, one after the other. Skips skippable frames.
 class ZstdDecoder {
  public:
-  /// @param range  if the file is shorter, read() throws CorruptCheckpoint
-  ZstdDecoder(std::shared_ptr<const File> file, const ZstdRange& range);
+  /// @param range       if the file is shorter, read() throws CorruptCheckpoint
+  /// @param window_log  largest window of a frame, as a power of 2
+  ZstdDecoder(std::shared_ptr<const File> file, const ZstdRange& range,
+              int window_log = kMaxZstdWindowLog);
   ~ZstdDecoder();
   ZstdDecoder(const ZstdDecoder&) = delete;
   ZstdDecoder& operator=(const ZstdDecoder&) = delete;
@@ -41,6 +43,8 @@ class ZstdDecoder {
   const std::string& name() const { return name_; }
   /// Bytes decoded so far.
   std::int64_t position() const { return position_; }
+  /// Bytes of the range read so far.
+  std::int64_t consumed() const { return read_; }
   bool failed() const { return failed_; }
   bool is_of(const std::string& path, const ZstdRange& range) const {
     return file_->path().native() == path && range_ == range;
@@ -65,6 +69,7 @@ class ZstdDecoder {
 
   const std::shared_ptr<const File> file_;
   const ZstdRange range_;
+  const int window_log_;
   const std::string name_;
   std::unique_ptr<ZSTD_DCtx_s, Free> context_;
   std::vector<char> input_;

@@ -11,23 +11,18 @@
 #include "core/base/error.h"
 
 namespace tessera::io {
-namespace {
 
-std::optional<ExportShare> share_of(const OptionTexts& given) {
-  const std::string* const text = given.find("part");
-  if (text == nullptr || text->empty()) return std::nullopt;
+ExportShare parse_share(const std::string& text) {
   ExportShare part;
-  const char *const begin = text->data(), *const end = begin + text->size();
+  const char *const begin = text.data(), *const end = begin + text.size();
   const auto number = std::from_chars(begin, end, part.number);
   const bool has_count = number.ec == std::errc() && number.ptr != end && *number.ptr == '/';
   const auto count = std::from_chars(has_count ? number.ptr + 1 : end, end, part.count);
   require(has_count && count.ec == std::errc() && count.ptr == end && part.number >= 1 &&
               part.number <= part.count,
-          "--part is \"{}\"; expected K/N, such as 1/4, with K from 1 to N", *text);
+          "--part is \"{}\"; expected K/N, such as 1/4, with K from 1 to N", text);
   return part;
 }
-
-}  // namespace
 
 NameRules name_rules(const OptionTexts& given) {
   NameRules rules;
@@ -89,7 +84,8 @@ ConsolidateOptions consolidate_options(const OptionTexts& given) {
   options.jobs = given.jobs();
   options.overwrite = given.flag("overwrite");
   options.direct_io = !given.flag("buffered");
-  options.part = share_of(given);
+  if (const std::string* part = given.find("part"); part != nullptr && !part->empty())
+    options.part = parse_share(*part);
   options.merge_lora = given.flag("merge-lora");
   options.base = given.text("base");
   options.shards = given.integer("shards", 1);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "io/base/file.h"
 #include "io/base/json.h"
@@ -15,6 +16,8 @@ namespace tessera::io {
 /// that the caller has not read
 ConsolidateOptions consolidate_options(const OptionTexts& given);
 
+/// "K/N" of option part. @throws InvalidArgument
+ExportShare parse_share(const std::string& text);
 /// Options strip, rename, select and exclude.
 NameRules name_rules(const OptionTexts& given);
 /// Option config, which may be the directory of the file; empty if it is absent.

@@ -15,6 +15,7 @@
 #include "io/data/recognize.h"
 #include "io/data/text.h"
 #include "io/data/token_file.h"
+#include "io/data/token_index.h"
 
 namespace tessera::io {
 namespace {
@@ -31,6 +32,31 @@ void require_one_kind(const std::vector<std::string>& files) {
     require(kind_of(file) == kind_of(files.front()),
             "{} is {}, but {} is {}; data.train and data.val must be of one kind", files.front(),
             kind_of(files.front()), file, kind_of(file));
+}
+
+struct DataFiles {
+  std::vector<std::string> paths;
+  std::int64_t vocab_size = 0;  ///< if all are shards of directories; else 0
+};
+
+/// Files, matches of globs, and the shards of directories.
+DataFiles list_data_files(const std::vector<std::string>& patterns) {
+  DataFiles files;
+  bool indexed = true;
+  for (const std::string& path : expand_globs(patterns)) {
+    std::error_code error;
+    if (!fs::is_directory(path, error)) {
+      files.paths.push_back(path);
+      indexed = false;
+      continue;
+    }
+    const TokenIndex index = read_token_directory(path);
+    files.vocab_size = std::max(files.vocab_size, index.vocab_size());
+    for (const TokenShard& shard : index.shards)
+      files.paths.push_back((fs::path(path) / shard.file).string());
+  }
+  if (!indexed) files.vocab_size = 0;
+  return files;
 }
 
 TokenSourcePtr open_token_files(const std::vector<std::string>& files, std::int64_t vocab_size) {
@@ -61,7 +87,7 @@ std::vector<TokenSourcePtr> open_parts(
     const std::vector<std::string>& patterns,
     const std::function<TokenSourcePtr(const std::vector<std::string>&)>& open) {
   std::vector<TokenSourcePtr> parts;
-  for (const std::string& pattern : patterns) parts.push_back(open(expand_globs({pattern})));
+  for (const std::string& pattern : patterns) parts.push_back(open(list_data_files({pattern}).paths));
   return parts;
 }
 
@@ -128,8 +154,9 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) 
 bool is_token_file(const std::string& path) { return path.ends_with(".bin"); }
 
 Dataset open_dataset(const DatasetOptions& options) {
-  const auto train = expand_globs(options.train);
-  const auto val = expand_globs(options.val);
+  const DataFiles train_files = list_data_files(options.train);
+  const DataFiles val_files = list_data_files(options.val);
+  const auto &train = train_files.paths, &val = val_files.paths;
   require(!train.empty(), "no training data; name a file with --data.train FILE");
   require(options.val_fraction >= 0 && options.val_fraction < 1,
           "data.val_fraction must be in [0, 1), got {}", options.val_fraction);
@@ -150,6 +177,9 @@ Dataset open_dataset(const DatasetOptions& options) {
     });
     data.train = concatenate_tokens(data.train_parts);
     if (!val.empty()) data.val = open_token_files(val, options.vocab_size);
+    if (data.vocab_size == 0 && train_files.vocab_size > 0 &&
+        (val.empty() || val_files.vocab_size > 0))
+      data.vocab_size = std::max(train_files.vocab_size, val_files.vocab_size);
     if (data.vocab_size == 0) {
       data.vocab_size = 1 + std::int64_t{std::max(max_token_id(*data.train),
                                                   data.val ? max_token_id(*data.val) : -1)};

@@ -21,7 +21,8 @@ inline constexpr const char* kChatDate = "2024-07-26";
 bool is_token_file(const std::string& path);
 
 struct DatasetOptions {
-  /// Files or globs: all token files, all conversations (is_conversation_file()), or all text.
+  /// Files, globs or directories of token shards: all token files, all conversations
+  /// (is_conversation_file()), or all text.
   std::vector<std::string> train = {};
   std::vector<std::string> val = {};  ///< same kind as train; empty: split off the training text
   std::string tokenizer = "bytes";  ///< for text: "bytes", "chars", or what load_tokenizer() reads
@@ -45,7 +46,8 @@ struct Dataset {
   std::shared_ptr<const Conversations> conversations;      ///< null for token files and text
   std::shared_ptr<const Conversations> val_conversations;  ///< null if there is none
   TokenizerPtr tokenizer;  ///< null for token files; with DatasetOptions::chat_template, if given
-  /// DatasetOptions::vocab_size; if 0, the tokenizer's size, or 1 + the largest id in token files.
+  /// DatasetOptions::vocab_size; if 0, the size of the tokenizer, of text or of directories of token shards,
+  /// or 1 + the largest id in token files.
   std::int64_t vocab_size = 0;
   std::vector<std::string> warnings;  ///< from inspect_data_file
 };

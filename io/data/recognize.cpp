@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::int64_t kInspected = 64 << 10;  // bytes
-
 struct Format {
   std::string_view magic;
   const char* name;
@@ -26,11 +24,13 @@ struct Format {
 };
 
 constexpr const char* kUnpack = "unpack it and give the files in it";
+constexpr const char* kTokenize =
+    "unpack it, or make token files of it with `tessera data tokenize`";
 constexpr const char* kExtract = "extract its text into a .txt file";
 constexpr const char* kConvert = "write its ids as uint16 into a .bin file";
 constexpr Format kFormats[] = {
-    {"\x1f\x8b\x08"sv, "a gzip file", kUnpack},
-    {"\x28\xb5\x2f\xfd"sv, "a Zstandard file", kUnpack},
+    {"\x1f\x8b\x08"sv, "a gzip file", kTokenize},
+    {"\x28\xb5\x2f\xfd"sv, "a Zstandard file", kTokenize},
     {"\xfd"
      "7zXZ\0"sv,
      "an xz file", kUnpack},
@@ -100,11 +100,16 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
   std::string head;
   try {
     const File file = File::open(path);
-    head.resize(static_cast<std::size_t>(std::min(file.size(), kInspected)));
+    head.resize(static_cast<std::size_t>(
+        std::min<std::int64_t>(file.size(), std::int64_t{kInspectedBytes})));
     file.read(0, head.data(), head.size());
   } catch (const Error&) {
     return {};
   }
+  return inspect_data(path, head, tokens);
+}
+
+std::string inspect_data(const std::string& path, std::string_view head, bool tokens) {
   if (head.empty()) return {};
   const auto refuse = [&](const char* name, const char* advice) {
     throw IoError("{} is {}, not {}; {}", path, name, tokens ? "a token file" : "text", advice);
@@ -118,7 +123,7 @@ std::string inspect_data_file(const std::string& path, bool tokens) {
     if (head.size() < sizeof(magic)) return {};
     std::memcpy(&magic, head.data(), sizeof(magic));
     const bool has_header = magic >= 20240000 && magic <= 20249999;
-    const auto ids = std::string_view(head).substr(has_header ? std::min(kHeader, head.size()) : 0);
+    const auto ids = head.substr(has_header ? std::min(kHeader, head.size()) : 0);
     return magic == 20240801 ? inspect_ids<std::uint32_t>(path, ids)
                              : inspect_ids<std::uint16_t>(path, ids);
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "io/base/crc.h"
 #include "io/base/file.h"
 
 namespace tessera::io {
@@ -128,6 +129,57 @@ TokenSourcePtr open_token_file(const std::string& path, std::int64_t vocab_size)
                    path, size);
   const std::int64_t count = size / 2;
   return std::make_shared<FileTokens<std::uint16_t>>(std::move(file), 0, count, vocab_size);
+}
+
+bool is_wide_token_file(const std::string& path) {
+  const File file = File::open(path);
+  std::int32_t magic = 0;
+  if (file.size() >= std::int64_t{sizeof(magic)}) file.read(0, &magic, sizeof(magic));
+  return magic == kMagic32;
+}
+
+TokenFileWriter::TokenFileWriter(fs::path path, bool wide) : path_(std::move(path)), wide_(wide) {
+  temporary_ = path_;
+  temporary_ += ".tmp";
+  std::error_code ignored;
+  fs::remove(temporary_, ignored);
+  file_ = File::create(temporary_);
+  const std::array<char, kHeaderBytes> header{};
+  file_.write(header.data(), header.size());
+}
+
+TokenFileWriter::~TokenFileWriter() {
+  std::error_code ignored;
+  if (!temporary_.empty()) fs::remove(temporary_, ignored);
+}
+
+void TokenFileWriter::append(std::string_view ids) {
+  constexpr std::int64_t kWriteback = std::int64_t{8} << 20;  // bytes
+  file_.write(ids.data(), ids.size());
+  crc_ = crc64(ids.data(), ids.size(), crc_);
+  tokens_ += std::ssize(ids) / (wide_ ? 4 : 2);
+  const std::int64_t written = tokens_ * (wide_ ? 4 : 2);
+  if (written - synced_ < kWriteback) return;
+  file_.start_writeback(kHeaderBytes + synced_, written - synced_);
+  synced_ = written;
+}
+
+std::uint64_t TokenFileWriter::commit() {
+  require<IoError>(tokens_ <= kMaxTokens,
+                   "{}: {} tokens are too many for one token file; name a directory, which gets "
+                   "several",
+                   path_.string(), tokens_);
+  std::array<std::int32_t, kHeaderBytes / sizeof(std::int32_t)> header{};
+  header[0] = wide_ ? kMagic32 : kMagic16;
+  header[1] = wide_ ? 7 : 1;
+  header[2] = static_cast<std::int32_t>(tokens_);
+  file_.write_at(0, header.data(), sizeof(header));
+  file_.finish();
+  rename_path(temporary_, path_);
+  temporary_.clear();
+  sync_directory(path_.parent_path());
+  return crc64_combine(crc64(header.data(), sizeof(header)), crc_,
+                       static_cast<std::uint64_t>(tokens_ * (wide_ ? 4 : 2)));
 }
 
 TokenSourcePtr open_byte_file(const std::string& path) {

@@ -19,10 +19,30 @@ void check_id(std::int32_t id, std::int64_t vocab_size) {
           vocab_size);
 }
 
+class PlainEncoder final : public Encoder {
+ public:
+  explicit PlainEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void encode(std::string_view text, std::string_view name,
+              std::vector<std::int32_t>& out) override {
+    const std::vector<std::int32_t> ids = tokenizer_.encode(text, name);
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  // For tokens that are characters, because documents are cut between characters.
+  bool encode_part(std::string_view text, std::size_t end, std::string_view name,
+                   std::vector<std::int32_t>& out) override {
+    encode(text.substr(0, end), name, out);
+    return true;
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+};
+
 class ByteTokenizer final : public Tokenizer {
  public:
   std::string_view kind() const override { return "bytes"; }
   std::int64_t vocab_size() const override { return 256; }
+  bool can_cut() const override { return true; }
   std::vector<std::int32_t> encode(std::string_view text, std::string_view) const override {
     std::vector<std::int32_t> ids(text.size());
     std::transform(text.begin(), text.end(), ids.begin(),
@@ -49,6 +69,7 @@ class CharTokenizer final : public Tokenizer {
   }
   std::string_view kind() const override { return "chars"; }
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(vocabulary_.size()); }
+  bool can_cut() const override { return true; }
   std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override {
     const std::u32string points = decode_utf8(text, name);
     std::vector<std::int32_t> ids(points.size());
@@ -115,6 +136,10 @@ TokenizerPtr make_char_tokenizer(std::u32string vocabulary) {
           unsorted - vocabulary.begin() + 1,
           unsorted == vocabulary.end() ? std::string() : describe_character(*(unsorted + 1)));
   return std::make_shared<CharTokenizer>(std::move(vocabulary));
+}
+
+std::unique_ptr<Encoder> Tokenizer::make_encoder() const {
+  return std::make_unique<PlainEncoder>(*this);
 }
 
 std::vector<std::int32_t> Tokenizer::encode_document(std::string_view text,

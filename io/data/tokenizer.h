@@ -17,6 +17,25 @@ struct SpecialToken {
   std::string text;
 };
 
+/// Encodes texts one after the other and keeps its caches between them. For one thread; the tokenizer
+/// must outlive it.
+class Encoder {
+ public:
+  /// Bytes after a cut that decide whether a token crosses it.
+  static constexpr std::size_t kCutContext = std::size_t{16} << 10;
+
+  virtual ~Encoder() = default;
+  /// Appends the ids of a text. @throws as Tokenizer::encode
+  virtual void encode(std::string_view text, std::string_view name,
+                      std::vector<std::int32_t>& out) = 0;
+  /// Appends the ids of text[0, end) as the encoding of a whole document has them, where text[0]
+  /// begins the document or follows such a cut. Only if Tokenizer::can_cut().
+  /// @param text  goes on behind `end` for kCutContext bytes or to the end of the document
+  /// @return false if a token crosses `end`, or may do so
+  virtual bool encode_part(std::string_view text, std::size_t end, std::string_view name,
+                           std::vector<std::int32_t>& out) = 0;
+};
+
 /// Converts text to token ids and back. Immutable and thread-safe.
 class Tokenizer {
  public:
@@ -28,6 +47,10 @@ class Tokenizer {
   /// @throws InvalidArgument on text outside the vocabulary, with its position
   virtual std::vector<std::int32_t> encode(std::string_view text,
                                            std::string_view name = "text") const = 0;
+  /// For many texts; faster than encode().
+  virtual std::unique_ptr<Encoder> make_encoder() const;
+  /// Whether a long document can be encoded in parts; see Encoder::encode_part().
+  virtual bool can_cut() const { return false; }
   /// @throws InvalidArgument on an id outside the vocabulary
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
   /// {"type":"bytes"}, {"type":"chars","vocabulary":"..."}, or {"type":"files",...} with the files that

@@ -42,39 +42,11 @@ class PipelineTokenizer final : public Tokenizer {
   const TokenizerFiles* files() const override { return &parts_.files; }
   std::string to_json() const override { return tokenizer_files_to_json(parts_.files); }
 
-  std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override {
-    std::string replaced;
-    if (!keeps_bytes_ && find_malformed_utf8(text) != text.npos)
-      text = replaced = replace_malformed_utf8(text);
-    std::vector<std::int32_t> ids;
-    ids.reserve(text.size() / 3);
-    Bpe::Scratch scratch(text.size());
-    PreTokenizer::Run words(parts_.pre_tokenizer, [&](std::string_view word) {
-      parts_.model.encode(word, scratch, ids);
-    });
-    const auto on_token = [&](std::int32_t id) { ids.push_back(id); };
-    std::string masked;
-    try {
-      raw_tokens_.split(
-          text,
-          [&](std::string_view part) {
-            const bool first = part.data() == text.data();
-            const std::string normal = normalize(part);
-            const std::string_view all =
-                parts_.normalizer.empty() ? part : std::string_view(normal);
-            normalized_tokens_.split(
-                all,
-                [&](std::string_view piece) {
-                  words.split(piece, mask_for_regex(piece, masked) ? masked : piece,
-                              first && piece.data() == all.data());
-                },
-                on_token);
-          },
-          on_token);
-    } catch (const Unsupported& error) {
-      throw Unsupported("{}: {}", name, error.what());
-    }
-    return ids;
+  std::vector<std::int32_t> encode(std::string_view text, std::string_view name) const override;
+  std::unique_ptr<Encoder> make_encoder() const override;
+  bool can_cut() const override {
+    return keeps_bytes_ && parts_.normalizer.empty() && parts_.pre_tokenizer.can_cut() &&
+           std::ranges::none_of(parts_.added, &AddedToken::single_word);
   }
 
   std::string decode(std::span<const std::int32_t> ids) const override {
@@ -94,6 +66,7 @@ class PipelineTokenizer final : public Tokenizer {
   }
 
  private:
+  friend class PipelineEncoder;
   std::string normalize(std::string_view text) const {
     std::string out;
     if (parts_.normalizer.empty()) return out;
@@ -110,6 +83,89 @@ class PipelineTokenizer final : public Tokenizer {
   bool keeps_bytes_;
   TokenFinder raw_tokens_, normalized_tokens_;
 };
+
+class PipelineEncoder final : public Encoder {
+ public:
+  /// @param text_bytes  of the texts to encode, from which the cache's size follows
+  PipelineEncoder(const PipelineTokenizer& tokenizer, std::size_t text_bytes)
+      : tokenizer_(tokenizer),
+        scratch_(text_bytes),
+        words_(tokenizer.parts_.pre_tokenizer, [this](std::string_view word) { put(word); }) {}
+
+  void encode(std::string_view text, std::string_view name,
+              std::vector<std::int32_t>& out) override {
+    cut_ = nullptr;
+    std::string replaced;
+    if (!tokenizer_.keeps_bytes_ && find_malformed_utf8(text) != text.npos)
+      text = replaced = replace_malformed_utf8(text);
+    run(text, name, out);
+  }
+
+  bool encode_part(std::string_view text, std::size_t end, std::string_view name,
+                   std::vector<std::int32_t>& out) override {
+    cut_ = end < text.size() ? text.data() + end : nullptr;
+    met_cut_ = passed_cut_ = false;
+    run(text, name, out);
+    return cut_ == nullptr || met_cut_;
+  }
+
+ private:
+  void run(std::string_view text, std::string_view name, std::vector<std::int32_t>& out) {
+    out_ = &out;
+    out.reserve(out.size() + text.size() / 3);
+    const auto on_token = [&](std::int32_t id) {
+      if (cut_ == nullptr || !passed_cut_) out.push_back(id);
+    };
+    try {
+      tokenizer_.raw_tokens_.split(
+          text,
+          [&](std::string_view part) {
+            const bool first = part.data() == text.data();
+            const std::string normal = tokenizer_.normalize(part);
+            const std::string_view all =
+                tokenizer_.parts_.normalizer.empty() ? part : std::string_view(normal);
+            tokenizer_.normalized_tokens_.split(
+                all,
+                [&](std::string_view piece) {
+                  words_.split(piece, mask_for_regex(piece, masked_) ? masked_ : piece,
+                               first && piece.data() == all.data());
+                },
+                on_token);
+          },
+          on_token);
+    } catch (const Unsupported& error) {
+      throw Unsupported("{}: {}", name, error.what());
+    }
+  }
+
+  void put(std::string_view word) {
+    if (cut_ != nullptr && word.data() + word.size() > cut_) {
+      if (!passed_cut_) met_cut_ = word.data() == cut_;
+      passed_cut_ = true;
+      return;
+    }
+    tokenizer_.parts_.model.encode(word, scratch_, *out_);
+  }
+
+  const PipelineTokenizer& tokenizer_;
+  Bpe::Scratch scratch_;
+  PreTokenizer::Run words_;
+  std::string masked_;
+  std::vector<std::int32_t>* out_ = nullptr;
+  const char* cut_ = nullptr;  // null: the end of the text
+  bool met_cut_ = false, passed_cut_ = false;
+};
+
+std::vector<std::int32_t> PipelineTokenizer::encode(std::string_view text,
+                                                    std::string_view name) const {
+  std::vector<std::int32_t> ids;
+  PipelineEncoder(*this, text.size()).encode(text, name, ids);
+  return ids;
+}
+
+std::unique_ptr<Encoder> PipelineTokenizer::make_encoder() const {
+  return std::make_unique<PipelineEncoder>(*this, std::size_t{1} << 20);
+}
 
 }  // namespace
 

@@ -8,6 +8,21 @@ namespace tessera::io {
 
 PreTokenizer::PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {}
 
+bool PreTokenizer::can_cut() const {
+  // A boundary of the last step may lie within a match of an earlier one, unless that is a character.
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const auto* split = std::get_if<Split>(&steps_[i]);
+    if (split == nullptr ||
+        (split->behavior != SplitBehavior::Isolated && split->behavior != SplitBehavior::Removed))
+      return false;
+    const auto* regex = std::get_if<std::shared_ptr<const Regex>>(&split->delimiter);
+    const bool last = i + 1 == steps_.size();
+    if (last) return regex != nullptr && !(*regex)->looks_behind() && cut_before_.empty();
+    if (!std::holds_alternative<bool (*)(char32_t)>(split->delimiter)) return false;
+  }
+  return false;
+}
+
 PreTokenizer::Run::Run(const PreTokenizer& steps, std::function<void(std::string_view)> on_word)
     : steps_(steps), on_word_(std::move(on_word)) {
   for (const PreTokenizerStep& step : steps.steps_) {

@@ -43,6 +43,9 @@ class PreTokenizer {
   /// Cuts words before `mark` where another character precedes it; for vocabularies without tokens across.
   void cut_before(std::string mark) { cut_before_ = std::move(mark); }
 
+  /// Whether the words from a word boundary on do not depend on the text before it.
+  bool can_cut() const;
+
   /// Memory of an encoding thread.
   class Run {
    public:

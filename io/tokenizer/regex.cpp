@@ -75,6 +75,12 @@ Regex::Regex(std::string_view pattern, RegexSyntax syntax, std::string_view wher
 
 Regex::~Regex() = default;
 
+bool Regex::looks_behind() const {
+  std::uint32_t characters = 0;
+  return pcre2_pattern_info(compiled_->code.get(), PCRE2_INFO_MAXLOOKBEHIND, &characters) != 0 ||
+         characters > 0;
+}
+
 RegexMatches::RegexMatches(const Regex& regex) : state_(std::make_unique<State>()) {
   state_->regex = regex.compiled_.get();
   state_->data.reset(pcre2_match_data_create(1, nullptr));

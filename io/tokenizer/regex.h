@@ -25,6 +25,9 @@ class Regex {
   Regex(const Regex&) = delete;
   Regex& operator=(const Regex&) = delete;
 
+  /// Whether matches depend on the text before them: assertions such as \b, ^ and (?<=x).
+  bool looks_behind() const;
+
  private:
   friend class RegexMatches;
   struct Compiled;

@@ -53,7 +53,7 @@ class WordCache {
   }
 
   void keep(std::string_view word, std::uint64_t hash, std::span<const std::int32_t> ids) {
-    if (words_.size() > kMaxWords) {
+    if (words_.size() + ids_.size() * sizeof(std::int32_t) > kMaxKept) {
       std::fill(slots_.begin(), slots_.end(), Slot());
       words_.clear();
       ids_.clear();
@@ -68,7 +68,8 @@ class WordCache {
 
  private:
   static constexpr std::size_t kMaxSlots = 1 << 16;
-  static constexpr std::size_t kMaxWords = 8 << 20;  // bytes, replaced words included
+  static constexpr std::size_t kMaxKept = 8
+                                          << 20;  // bytes of words and ids, replaced ones included
 
   struct Slot {
     std::uint32_t check = 0, word = 0, ids = 0;

@@ -88,9 +88,10 @@ TEST_CASE("text becomes a token file that trains like the text") {
              "8", "--model.seq_len", "8", "--train.global_batch", "2"});
   CHECK(test::holds(run_to(3, {"data", "tokenize", text, "--tokenizer", fixture, "--out", out}).err,
                     "--overwrite"));
-  CHECK(test::holds(
-      run_to(2, {"data", "tokenize", text, "--tokenizer", fixture, "--out", dir.file("x")}).err,
-      ".bin"));
+  CHECK(test::holds(run_to(2, {"data", "tokenize", text, "--tokenizer", fixture, "--out",
+                               dir.file("x.bin"), "--part", "1/2"})
+                        .err,
+                    "name a directory"));
   CHECK(test::holds(
       run_to(2, {"data", "tokenize", text, "--tokenizer", text, "--out", dir.file("y.bin")}).err,
       "expected a tokenizer"));

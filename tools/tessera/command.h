@@ -36,9 +36,12 @@ Command add_run_report(CLI::App& parent);
 Command add_data(CLI::App& parent);
 
 // The commands of `data`, in tools/tessera/data/.
+Command add_data_commit(CLI::App& parent);
+Command add_data_inspect(CLI::App& parent);
 Command add_data_render(CLI::App& parent);
 Command add_data_tokenize(CLI::App& parent);
 Command add_data_train_tokenizer(CLI::App& parent);
+Command add_data_verify(CLI::App& parent);
 
 // The commands of `checkpoint`, in tools/tessera/checkpoint/.
 Command add_checkpoint_list(CLI::App& parent);

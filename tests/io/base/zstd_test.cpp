@@ -112,7 +112,7 @@ TEST_CASE("each malformed stream has its own error") {
   refuse(wrong, "checksum: the data was damaged");
   // A header that asks for a window of 2 GiB, and one that names a dictionary.
   refuse(std::string("\x28\xb5\x2f\xfd\x00\xa8", 6) + std::string(100, '\0'),
-         "compressed with a window of more than 8 MiB; save it with one that");
+         "compressed with a window of more than 8 MiB; compress it with a smaller one");
   refuse(std::string("\x28\xb5\x2f\xfd\x01\x58\x07", 7) + std::string(100, '\0'),
          "compressed with a dictionary");
   refuse(frame_of(sample(20'000'000), 3, 24), "a window of more than 8 MiB");

@@ -1,110 +1,171 @@
+#include "io/data/tokenize.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
+#include "io/consolidate/options.h"
 #include "io/data/dataset.h"
-#include "io/data/recognize.h"
+#include "io/data/token_file.h"
 #include "io/data/tokenizer.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/report/byte_progress.h"
 #include "tools/tessera/report/console.h"
+#include "tools/tessera/report/utf8.h"
+#include "tools/tessera/signal/stop_signal.h"
 
 namespace tessera::tools {
 namespace {
 
 struct TokenizeCommand {
   std::vector<std::string> files;
-  std::string tokenizer, out;
-  bool no_special = false, overwrite = false, json = false;
+  std::string tokenizer, out, end_token, part;
+  io::TokenizeOptions options;
+  bool no_special = false, json = false;
 };
 
-/// A token file of llm.c; see FORMAT.md.
-std::string token_file(const std::vector<std::int32_t>& ids, bool wide) {
-  require(ids.size() <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()),
-          "{} tokens are too many for one token file; tokenize fewer files at a time", ids.size());
-  std::array<std::int32_t, 256> header{};
-  header[0] = wide ? 20240801 : 20240520;
-  header[1] = wide ? 7 : 1;
-  header[2] = static_cast<std::int32_t>(ids.size());
-  std::string content(reinterpret_cast<const char*>(header.data()), sizeof(header));
-  if (wide) {
-    content.append(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(std::int32_t));
-  } else {
-    const std::vector<std::uint16_t> narrow(ids.begin(), ids.end());
-    content.append(reinterpret_cast<const char*>(narrow.data()),
-                   narrow.size() * sizeof(std::uint16_t));
-  }
-  return content;
+std::int32_t end_token_id(const io::Tokenizer& tokenizer, const std::string& text) {
+  if (text.empty()) return -1;
+  for (const io::SpecialToken& token : tokenizer.special_tokens())
+    if (token.text == text) return token.id;
+  throw InvalidArgument("--end-token {}: the tokenizer has no such special token", text);
 }
 
-int run_tokenize(const TokenizeCommand& options) {
-  require(io::is_token_file(options.out), "--out {}: the name of a token file ends in .bin",
-          options.out);
-  io::require_replaceable(options.out);
-  require<IoError>(options.overwrite || !io::is_there(options.out),
-                   "{} exists; name another --out, or replace it with --overwrite", options.out);
-  const auto tokenizer = options.tokenizer == "bytes" ? io::make_byte_tokenizer()
-                                                      : io::load_tokenizer(options.tokenizer);
-  std::vector<std::int32_t> ids;
-  std::int64_t bytes = 0;
-  std::chrono::duration<double> seconds{};
-  for (const std::string& file : io::expand_globs(options.files)) {
-    const std::string warning = io::inspect_data_file(file, false);
-    if (!warning.empty()) fmt::print(stderr, "tessera: warning: {}\n", warning);
-    const std::string text = io::read_file(file, std::numeric_limits<std::int64_t>::max());
-    const auto start = std::chrono::steady_clock::now();
-    const auto document =
-        options.no_special ? tokenizer->encode(text, file) : tokenizer->encode_document(text, file);
-    seconds += std::chrono::steady_clock::now() - start;
-    ids.insert(ids.end(), document.begin(), document.end());
-    bytes += std::ssize(text);
+io::TokenizeReport tokenize(const TokenizeCommand& command, const io::TokenizeOptions& options) {
+  if (!io::is_token_file(command.out)) return io::tokenize_to_directory(options, command.out);
+  require(options.parts == 1, "--part writes shards; name a directory with --out, not a .bin file");
+  io::require_replaceable(command.out);
+  require<IoError>(options.overwrite || !io::is_there(command.out),
+                   "{} exists; name another --out, or replace it with --overwrite", command.out);
+  return io::tokenize_to_file(options, command.out);
+}
+
+int run_tokenize(const TokenizeCommand& command) {
+  io::TokenizeOptions options = command.options;
+  if (!command.part.empty()) {
+    const io::ExportShare share = io::parse_share(command.part);
+    options.part = share.number;
+    options.parts = share.count;
   }
-  io::write_file_atomically(options.out, token_file(ids, tokenizer->vocab_size() > 65536));
-  if (options.json) {
-    fmt::print("{}\n", io::dump_json({{"path", options.out},
-                                      {"tokens", ids.size()},
-                                      {"vocab_size", tokenizer->vocab_size()},
-                                      {"bytes", bytes},
+  require(options.parts == 1 || !options.overwrite,
+          "--overwrite would remove the shards of other parts; remove {} yourself", command.out);
+  options.tokenizer = command.tokenizer == "bytes" ? io::make_byte_tokenizer()
+                                                   : io::load_tokenizer(command.tokenizer);
+  options.special_tokens = !command.no_special;
+  options.end_token = end_token_id(*options.tokenizer, command.end_token);
+  options.sources = io::list_corpus(command.files);
+  options.warn = [](const std::string& text) {
+    fmt::print(stderr, "tessera: warning: {}\n", escaped(text));
+  };
+  const HeldWarnings held;
+  const StopSignal stop;
+  ByteProgress progress("read");
+  options.progress = [&](const io::TokenizeProgress& at) {
+    progress.set_items(at.tokens, "tokens");
+    progress.update(at.done, at.total, at.found);
+    return stop.received() == 0;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  io::TokenizeReport report;
+  try {
+    report = tokenize(command, options);
+  } catch (const io::TokenizeStopped&) {
+    progress.stop();
+    const int code = stop_exit_code(stop.received());
+    const std::string text = io::is_token_file(command.out)
+                                 ? "stopped; nothing was written"
+                                 : "stopped; the same command continues after the last whole shard";
+    fmt::print(stderr, "tessera: {}\n", text);
+    if (command.json) fmt::print("{}\n", io::dump_json({{"error", text}, {"exit_code", code}}));
+    return code;
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const std::int64_t vocab_size = options.tokenizer->vocab_size();
+  if (command.json) {
+    fmt::print("{}\n", io::dump_json({{"path", command.out},
+                                      {"tokens", report.tokens},
+                                      {"documents", report.documents},
+                                      {"skipped", report.skipped},
+                                      {"shards", std::max<std::size_t>(report.shards.size(), 1)},
+                                      {"vocab_size", vocab_size},
+                                      {"bytes", report.text_bytes},
                                       {"seconds", seconds.count()}}));
     return 0;
   }
-  fmt::print(
-      "{}",
-      format_rows(detect_console(STDOUT_FILENO),
-                  {{"written", options.out},
-                   {"tokens", fmt::format("{} of {} ids", ids.size(), tokenizer->vocab_size())},
-                   {"text", format_bytes(bytes)},
-                   {"time", format_duration(seconds.count())}}));
+  std::vector<std::pair<std::string, std::string>> rows{
+      {report.was_done ? "was done" : "written", command.out},
+      {"tokens", fmt::format("{} of {} ids", report.tokens, vocab_size)},
+      {"documents", std::to_string(report.documents)}};
+  if (!report.shards.empty()) rows.emplace_back("shards", std::to_string(report.shards.size()));
+  if (report.skipped > 0) rows.emplace_back("skipped", std::to_string(report.skipped));
+  rows.emplace_back("text", format_bytes(report.text_bytes));
+  rows.emplace_back("time", format_duration(seconds.count()));
+  fmt::print("{}", format_rows(detect_console(STDOUT_FILENO), rows));
+  if (options.parts > 1 && !io::is_there(io::fs::path(command.out) / io::kTokenIndexName))
+    fmt::print("When all {} parts are done: tessera data commit {}\n", options.parts, command.out);
   return 0;
 }
 
 }  // namespace
 
 Command add_data_tokenize(CLI::App& parent) {
-  const auto options = std::make_shared<TokenizeCommand>();
+  const auto command = std::make_shared<TokenizeCommand>();
+  io::TokenizeOptions& options = command->options;
+  options.threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
   CLI::App* app = parent.add_subcommand(
       "tokenize",
-      "Write the token ids of text to a token file (.bin), which training reads faster");
-  app->add_option("FILE", options->files, "Text files or globs; each is a document")->required();
-  app->add_option("--tokenizer", options->tokenizer,
+      "Write the token ids of documents to token files, which training reads.\n"
+      "After Ctrl-C or a kill, the same command continues after the last whole shard of a "
+      "directory.");
+  app->footer(
+      "Examples:\n"
+      "  tessera data tokenize \"books/*.txt\" --tokenizer gpt2/ --out books.bin\n"
+      "      one token file\n"
+      "  tessera data tokenize \"web/*.jsonl.zst\" --tokenizer gpt2/ --end-token \"<|endoftext|>\" "
+      "--out web\n"
+      "      a directory of shards; train on it with --data.train web\n"
+      "  tessera data tokenize web/ --tokenizer gpt2/ --out /shared/web --part 1/4\n"
+      "      one of four jobs; then: tessera data commit /shared/web");
+  app->add_option("FILE", command->files,
+                  "Files, globs or directories, also compressed (.gz, .zst). Each line of .jsonl, "
+                  ".ndjson and .json files is a document; any other file is one")
+      ->required();
+  app->add_option("--tokenizer", command->tokenizer,
                   "bytes, a tokenizer file, or a directory with one")
       ->required();
-  app->add_option("--out", options->out, "Token file to write, in the format of llm.c")->required();
-  app->add_flag("--no-special-tokens", options->no_special,
+  app->add_option("--out", command->out,
+                  "Token file (.bin) in the format of llm.c, or a directory for shards")
+      ->required();
+  app->add_option("--field", options.field, "Key of the text in lines of JSON")
+      ->capture_default_str();
+  app->add_option("--shard-tokens", options.shard_tokens, "Tokens of a shard; the last has fewer")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{1}, io::TokenFileWriter::kMaxTokens));
+  app->add_option("--end-token", command->end_token,
+                  "Special token to put after each document, such as <|endoftext|>");
+  app->add_flag("--no-special-tokens", command->no_special,
                 "Leave out the special tokens that the tokenizer puts around a document");
-  app->add_flag("--overwrite", options->overwrite, "Replace the file");
-  app->add_flag("--json", options->json, "Machine-readable output");
-  return {app, [options] { return run_tokenize(*options); }};
+  app->add_flag("--skip-bad", options.skip_bad,
+                "Skip and count bad lines and the rest of damaged files; default: stop");
+  app->add_option("--part", command->part,
+                  "K/N: tokenize only part K of N of the files, to shards in the directory");
+  app->add_option("--threads", options.threads, "Threads; the output does not depend on them")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app->add_flag("--overwrite", options.overwrite, "Replace the file or shards");
+  app->add_flag("--json", command->json, "Machine-readable output");
+  return {app, [command] { return run_tokenize(*command); }};
 }
 
 }  // namespace tessera::tools

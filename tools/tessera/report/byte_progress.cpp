@@ -27,6 +27,9 @@ void ByteProgress::update(std::int64_t done, std::int64_t total, std::int64_t fo
     std::string text =
         fmt::format("{:3}%  {} of {} {}, {}/s", percent, format_bytes(done), format_bytes(total),
                     verb_, format_bytes(static_cast<std::int64_t>(rate)));
+    if (items_ > 0)
+      text += fmt::format(", {} {}/s", format_count(static_cast<double>(items_) / seconds),
+                          items_noun_);
     if (found > 0) text += fmt::format(", {} already done", format_bytes(found));
     if (done > found && done < total) {
       text += fmt::format(", {} left", format_duration(static_cast<double>(total - done) / rate));

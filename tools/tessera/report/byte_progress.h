@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <string>
+#include <string_view>
 
 #include "tools/tessera/report/console.h"
 
@@ -22,6 +23,11 @@ class ByteProgress {
   /// @param found  part of `done` that existed before the start; excluded from the rate
   void update(std::int64_t done, std::int64_t total, std::int64_t found = 0,
               Clock::time_point now = Clock::now());
+  /// Adds a rate of items, such as tokens, to the line. @param number  since the start
+  void set_items(std::int64_t number, std::string_view noun) {
+    items_ = number;
+    items_noun_ = noun;
+  }
   /// Ends the live line of work that stops before `total`.
   void stop();
 
@@ -32,7 +38,9 @@ class ByteProgress {
   Clock::time_point start_;
   Clock::time_point drawn_{};  // last redraw or print
   std::int64_t shown_ = 0;     // printed quarters
-  bool visible_ = false;       // a line is on the terminal
+  std::int64_t items_ = 0;
+  std::string items_noun_;
+  bool visible_ = false;  // a line is on the terminal
 };
 
 }  // namespace tessera::tools
