@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "io/tokenizer/unicode.h"
 #include "tools/tessera/report/utf8.h"
 
 namespace tessera::tools {
@@ -13,33 +14,12 @@ bool contains(std::span<const std::int32_t> tokens, std::int32_t token) {
   return std::ranges::find(tokens, token) != tokens.end();
 }
 
-// Replaces invalid UTF-8; control characters too unless they are kept.
-std::string replaced(std::string_view text, bool keep_controls) {
-  std::string result;
-  while (!text.empty()) {
-    const std::size_t length = character_length(text);
-    const auto first = static_cast<unsigned char>(text[0]);
-    const bool newline = text.starts_with('\n') || text.starts_with("\r\n");
-    const bool control = !keep_controls && length == 1 &&
-                         (first == 0x7F || (first < 0x20 && first != '\t' && !newline));
-    if (length == 0 || length > text.size() || control) {
-      result += kReplacement;
-      text.remove_prefix(1);
-    } else {
-      result += text.substr(0, length);
-      text.remove_prefix(length);
-    }
-  }
-  return result;
-}
-
-std::string take_complete(std::string& text, bool keep_controls) {
-  std::size_t kept = !keep_controls && text.ends_with('\r') ? 1 : 0;
+// Removes all but an incomplete character, and at least `kept` bytes, from the end of a text.
+std::string take_complete(std::string& text, std::size_t kept) {
   for (std::size_t n = 1; n <= std::min<std::size_t>(3, text.size()); ++n) {
     if (character_length(std::string_view(text).substr(text.size() - n)) > n) kept = n;
   }
-  std::string result =
-      replaced(std::string_view(text).substr(0, text.size() - kept), keep_controls);
+  std::string result = text.substr(0, text.size() - kept);
   text.erase(0, text.size() - kept);
   return result;
 }
@@ -156,10 +136,31 @@ std::string StopText::add(std::string_view text) {
   return result;
 }
 
-std::string printable(std::string_view text) { return replaced(text, false); }
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t length = character_length(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    const bool newline = text.starts_with('\n') || text.starts_with("\r\n");
+    const bool control =
+        length == 1 && (first == 0x7F || (first < 0x20 && first != '\t' && !newline));
+    if (length == 0 || length > text.size() || control) {
+      result += kReplacement;
+      text.remove_prefix(1);
+    } else {
+      result += text.substr(0, length);
+      text.remove_prefix(length);
+    }
+  }
+  return result;
+}
 
-std::string take_printable(std::string& text) { return take_complete(text, false); }
+std::string take_printable(std::string& text) {
+  return printable(take_complete(text, text.ends_with('\r') ? 1 : 0));
+}
 
-std::string take_characters(std::string& text) { return take_complete(text, true); }
+std::string take_characters(std::string& text) {
+  return io::replace_malformed_utf8(take_complete(text, 0));
+}
 
 }  // namespace tessera::tools
