@@ -45,7 +45,11 @@ std::vector<Tokens> generate(models::LanguageModel& model, const std::shared_ptr
   std::vector<bool> ended(prompts.size());
   nn::KvCache cache(std::min(model.arch().seq_len, std::ssize(prompts[0]) + options.count));
   std::size_t fed = 0;  // tokens of each text that were fed to the cache
+  const bool knows_first =
+      options.first_logits.size() == prompts.size() &&
+      std::ranges::all_of(options.first_logits, [](const Tensor& t) { return t.defined(); });
   for (std::int64_t i = 0; i < options.count; ++i) {
+    const bool known = i == 0 && knows_first;
     const std::size_t length = texts[0].size();
     std::size_t fresh = length - fed;
     if (static_cast<std::size_t>(cache.past) + fresh > positions) {
@@ -58,22 +62,25 @@ std::vector<Tokens> generate(models::LanguageModel& model, const std::shared_ptr
       fresh += static_cast<std::size_t>(cache.past);
       cache.past = 0;
     }
-    Tokens next;
-    for (const Tokens& text : texts)
-      next.insert(next.end(), text.end() - static_cast<std::ptrdiff_t>(fresh), text.end());
-    const Tensor logits =
-        model.decode(Tensor::from<std::int32_t>(context, {rows, static_cast<std::int64_t>(fresh)},
-                                                std::span<const std::int32_t>(next)),
-                     cache);
-    fed = length;
+    Tensor logits;
+    if (!known) {
+      Tokens next;
+      for (const Tokens& text : texts)
+        next.insert(next.end(), text.end() - static_cast<std::ptrdiff_t>(fresh), text.end());
+      const Shape shape{rows, static_cast<std::int64_t>(fresh)};
+      logits = model.decode(
+          Tensor::from<std::int32_t>(context, shape, std::span<const std::int32_t>(next)), cache);
+      fed = length;
+    }
     for (std::size_t row = 0; row < texts.size(); ++row) {
       Tokens& text = texts[row];
       if (ended[row]) {
         text.push_back(text.back());
         continue;
       }
-      const Tensor own = logits.alias({1, vocab_size}, {vocab_size, 1},
-                                      static_cast<std::int64_t>(row) * vocab_size);
+      const Tensor own = known ? options.first_logits[row]
+                               : logits.alias({1, vocab_size}, {vocab_size, 1},
+                                              static_cast<std::int64_t>(row) * vocab_size);
       const Tensor drawn =
           models::sample(sampling.repetition_penalty == 1.0
                              ? own

@@ -23,6 +23,8 @@ struct GenerationOptions {
   RngKey key = {};
   std::uint64_t first_sample = 0;  ///< of row 0; each sample has random numbers of its own
   Tokens ends = {};                ///< more tokens that end a text
+  /// Per row, the logits [1, V] after the prompt; undefined or missing: not known.
+  std::vector<Tensor> first_logits = {};
   /// Called with each new token and the logits [1, V] that it was drawn from; false ends the row.
   std::function<bool(std::size_t row, std::int32_t token, const Tensor& logits)> on_token = {};
 };
