@@ -19,7 +19,8 @@ struct SamplingOptions {
 };
 
 /// Draws a token for each row, on the logits' device and without waiting for it. Temperature comes
-/// first, then top-k, then top-p, then min-p. Ties go to the lower id. Every device draws the same tokens.
+/// first, then top-k, then top-p, then min-p. Ties go to the lower id. Every device draws the same
+/// tokens.
 /// @param logits  [B, V], f32, contiguous; finite or -inf
 /// @param key     random stream
 /// @param first_draw  number of the first row's draw in `key`; row i uses first_draw + i
