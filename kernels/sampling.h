@@ -17,7 +17,8 @@ namespace tessera::kernels {
 /// tokens  [B] i32, contiguous
 ///
 /// Top-k keeps the top_k most likely tokens; top-p then keeps the fewest most likely of these whose
-/// weights sum to at least top_p of the total; ties go to the lower id. Weights are e^((logit -
+/// weights sum to at least top_p of the total; ties go to the lower id. Min-p then keeps those with
+/// at least min_p of the weight of the most likely token. Weights are e^((logit -
 /// largest) / temperature) as integers (kernels/sampling_weight.h): sums are exact, so that every
 /// device draws the same token. Row b draws with random word first_draw + b of `key`: the result is
 /// the first token, by id, at which the running sum of kept weights exceeds word / 2^32 of their
@@ -30,6 +31,7 @@ struct Sampling {
   double temperature = 1.0;
   std::int64_t top_k = 0;  ///< 0: all
   double top_p = 1.0;      ///< in (0, 1]
+  double min_p = 0.0;      ///< in [0, 1]
   RngKey key;
   std::uint64_t first_draw = 0;
 };

@@ -61,6 +61,13 @@ constexpr std::uint64_t fraction_of_weights(std::uint64_t total, double fraction
   return whole < total ? whole : total;
 }
 
+/// Smallest weight that min-p keeps.
+constexpr std::uint64_t least_weight(double min_p) {
+  const double wanted = min_p * 1099511627776.0;
+  const auto whole = static_cast<std::uint64_t>(wanted);
+  return static_cast<double>(whole) < wanted ? whole + 1 : whole;
+}
+
 /// total * word / 2^32, rounded down, in [0, total). @param total  below 2^63
 constexpr std::uint64_t draw_below(std::uint64_t total, std::uint32_t word) {
   return (total >> 32) * word + ((total & 0xffffffffU) * word >> 32);

@@ -237,10 +237,10 @@ Tensor Decoder::loss(const Tensor& tokens, const Tensor& targets, double scale,
 }
 
 Tensor Decoder::logits(const Tensor& tokens) {
-  const auto logits_of = [this](const Tensor& h) {
+  const auto of_hidden = [this](const Tensor& h) {
     return capped(ops::linear(h, head_weight(), {}));
   };
-  return nn::unit({&head()}, logits_of, hidden(tokens, nullptr));
+  return nn::unit({&head()}, of_hidden, hidden(tokens, nullptr));
 }
 
 bool Decoder::outgrows(std::int64_t past, std::int64_t count) const {
@@ -255,18 +255,24 @@ Tensor Decoder::decode(const Tensor& tokens, nn::KvCache& cache) {
   const std::int64_t batch = tokens.dim(0), count = tokens.dim(1), c = arch().n_embd;
   cache.past += count;
   // The head runs on the last position of each row only.
-  const Tensor last_rows = x.alias({batch, c}, {count * c, 1}, (count - 1) * c);
-  const auto logits_of = [this](const Tensor& rows) {
-    const Tensor last = Tensor::empty(rows.context(), rows.shape(), rows.dtype());
-    kernels::cast(*rows.context(), rows.view(), {last.view(), false, true});
+  return logits_of(x.alias({batch, c}, {count * c, 1}, (count - 1) * c));
+}
+
+Tensor Decoder::features(const Tensor& tokens) { return hidden(tokens, nullptr); }
+
+Tensor Decoder::logits_of(const Tensor& features) {
+  const NoGradGuard no_grad(*features.context());
+  const auto logits = [this](const Tensor& rows) {
+    const Tensor dense = Tensor::empty(rows.context(), rows.shape(), rows.dtype());
+    kernels::cast(*rows.context(), rows.view(), {dense.view(), false, true});
     const DType out = rows.dtype() == DType::F64 ? DType::F64 : DType::F32;
-    Tensor logits = Tensor::empty(rows.context(), {rows.dim(0), arch().vocab_size}, out);
+    Tensor product = Tensor::empty(rows.context(), {rows.dim(0), arch().vocab_size}, out);
     kernels::matmul(
         *rows.context(),
-        {.a = last.view(), .b = head_weight().view(), .c = logits.view(), .transpose_b = true});
-    return capped(logits);
+        {.a = dense.view(), .b = head_weight().view(), .c = product.view(), .transpose_b = true});
+    return capped(product);
   };
-  return nn::unit({&head()}, logits_of, last_rows);
+  return nn::unit({&head()}, logits, features);
 }
 
 }  // namespace tessera::models

@@ -48,6 +48,8 @@ class Decoder final : public LanguageModel {
   Tensor loss(const Tensor& tokens, const Tensor& targets, double scale,
               const Packing& packing = {}) override;
   Tensor logits(const Tensor& tokens) override;
+  Tensor features(const Tensor& tokens) override;
+  Tensor logits_of(const Tensor& features) override;
   Tensor decode(const Tensor& tokens, nn::KvCache& cache) override;
   bool outgrows(std::int64_t past, std::int64_t count) const override;
 

@@ -39,6 +39,14 @@ class LanguageModel : public nn::Module {
   /// @return        [B, T, V], dtype of the parameters (all logits: for small models and tests)
   virtual Tensor logits(const Tensor& tokens) = 0;
 
+  /// The logits in two parts, so that those of some positions need no memory for the others.
+  /// @param tokens  [B, T] i32, T <= seq_len
+  /// @return        [B, T, C], dtype of the parameters
+  virtual Tensor features(const Tensor& tokens) = 0;
+  /// @param features  [N, C], of any positions
+  /// @return          [N, V], accumulator dtype. Not differentiable.
+  virtual Tensor logits_of(const Tensor& features) = 0;
+
   /// Decoding: appends T new tokens to the cache and returns the logits of the last one.
   /// @param tokens  [B, T] i32; cache.past + T <= cache.capacity() <= seq_len
   /// @return        [B, V], accumulator dtype. Not differentiable.

@@ -1,6 +1,8 @@
 #include "models/sampling.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/sampling.h"
 
@@ -11,6 +13,9 @@ void SamplingOptions::validate() const {
           temperature);
   require(top_k >= 0, "top-k must be 0 (off) or more, got {}", top_k);
   require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
+  require(min_p >= 0 && min_p <= 1, "min-p must be in [0, 1], got {}", min_p);
+  require(std::isfinite(repetition_penalty) && repetition_penalty > 0,
+          "the repetition penalty must be above 0, got {}", repetition_penalty);
 }
 
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,
@@ -26,9 +31,25 @@ Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey
       kernels::kMostSampledColumns, logits.dtype(), logits.shape());
   Tensor tokens =
       Tensor::empty(logits.context(), {logits.dim(0)}, DType::I32, MemoryCategory::Data, "tokens");
-  kernels::sample(*logits.context(), {logits.view(), tokens.view(), options.temperature,
-                                      options.top_k, options.top_p, key, first_draw});
+  kernels::sample(*logits.context(),
+                  {logits.view(), tokens.view(), options.temperature, options.top_k, options.top_p,
+                   options.min_p, key, first_draw});
   return tokens;
+}
+
+Tensor penalize_repetition(const Tensor& logits, std::span<const std::int32_t> tokens,
+                           double penalty) {
+  std::vector<float> values = logits.to_vector<float>();
+  std::vector<std::int32_t> distinct(tokens.begin(), tokens.end());
+  std::ranges::sort(distinct);
+  const auto repeats = std::ranges::unique(distinct);
+  distinct.erase(repeats.begin(), repeats.end());
+  const auto factor = static_cast<float>(penalty);
+  for (const std::int32_t token : distinct) {
+    float& logit = values.at(static_cast<std::size_t>(token));
+    logit = logit < 0 ? logit * factor : logit / factor;
+  }
+  return Tensor::from<float>(logits.context(), logits.shape(), std::span<const float>(values));
 }
 
 }  // namespace tessera::models

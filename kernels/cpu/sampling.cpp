@@ -99,8 +99,10 @@ std::int32_t sample_row(Row row, const Sampling& args, std::uint64_t draw, const
   }
   KeptTokens kept;
   const double scale = octaves_per_logit(args.temperature);
+  std::uint64_t least = 0;
   const auto kept_weight = [&](float logit, std::uint32_t key, std::int32_t i) {
-    return kept.contains(key, i) ? sampling_weight(logit, largest, scale) : 0;
+    const std::uint64_t weight = kept.contains(key, i) ? sampling_weight(logit, largest, scale) : 0;
+    return weight >= least ? weight : 0;
   };
   std::uint64_t total = row.sum(kept_weight);
   if (args.top_p < 1.0) {
@@ -111,6 +113,10 @@ std::int32_t sample_row(Row row, const Sampling& args, std::uint64_t draw, const
     const std::uint64_t count = (rest + each - 1) / each;
     kept = row.keep(threshold, count);
     total = needed - rest + count * each;
+  }
+  if (args.min_p > 0.0) {
+    least = least_weight(args.min_p);
+    total = row.sum(kept_weight);
   }
   const std::int32_t drawn = row.find(draw_below(total, args.key.word(draw)), kept_weight);
   return row.ids == nullptr ? drawn : row.ids[drawn];

@@ -20,6 +20,7 @@ struct Arguments {
   double octaves_per_logit;
   std::uint64_t top_k;
   double top_p;
+  std::uint64_t least_weight;
   RngKey key;
   std::uint64_t first_draw;
 
@@ -166,8 +167,11 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Arguments args) 
   const float largest = logit_of_key(best_key);
   const double scale = args.octaves_per_logit;
   KeptTokens kept;
+  std::uint64_t least = 0;
   const auto kept_weight = [&](float logit, std::uint32_t key, int id) {
-    return kept.contains(key, id) ? sampling_weight(logit, largest, scale) : 0;
+    const std::uint64_t weight =
+        kept.contains(key, id) ? sampling_weight(logit, largest, scale) : 0;
+    return weight >= least ? weight : 0;
   };
   if (args.selects_count()) {
     const auto at =
@@ -183,6 +187,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const Arguments args) 
     const std::uint64_t count = (at.needed + each - 1) / each;
     kept = row.keep(at.key, count);
     total = needed - at.needed + count * each;
+  }
+  if (args.least_weight > 0) {
+    least = args.least_weight;
+    total = row.sum(kept_weight);
   }
   std::uint32_t words[1];
   draw<1>(args.key, args.first_draw + blockIdx.x, words);
@@ -205,6 +213,7 @@ void sample(Context& context, const Sampling& args) {
                             .octaves_per_logit = octaves_per_logit(args.temperature),
                             .top_k = static_cast<std::uint64_t>(args.top_k),
                             .top_p = args.top_p,
+                            .least_weight = least_weight(args.min_p),
                             .key = args.key,
                             .first_draw = args.first_draw};
   const bool selects =

@@ -17,6 +17,7 @@ struct Options {
   double temperature = 1.0;
   std::int64_t top_k = 0;
   double top_p = 1.0;
+  double min_p = 0.0;
 };
 
 /// Reference by sorting, as the header defines; the kernels select.
@@ -48,6 +49,9 @@ std::int32_t reference(const std::vector<double>& logits, const Options& options
     while (reached < needed) reached += weight(order[count++]);
     order.resize(count);
   }
+  std::erase_if(order, [&](std::size_t id) {
+    return static_cast<double>(weight(id)) < options.min_p * 0x1p40;
+  });
   std::uint64_t target = kernels::draw_below(sum(), word);
   std::sort(order.begin(), order.end());
   for (const std::size_t id : order) {
@@ -78,7 +82,7 @@ std::vector<std::int32_t> draw(Context& context, std::int64_t rows, std::int64_t
   view.shape[1] = columns;
   const IndexBuffer tokens({rows}, std::vector<std::int32_t>(static_cast<std::size_t>(rows), -7));
   kernels::sample(context, {view, tokens.view(), options.temperature, options.top_k, options.top_p,
-                            kKey, first_draw});
+                            options.min_p, kKey, first_draw});
   return tokens_of(context, tokens);
 }
 
@@ -110,13 +114,15 @@ TEST_CASE("sampling draws the same tokens as sorting, on every device") {
       for (const double temperature : {0.0, 0.3, 40.0}) {
         for (const std::int64_t top_k :
              {std::int64_t{0}, std::int64_t{1}, columns / 2, columns + 9}) {
-          for (const double top_p : {1.0, 0.6}) {
-            if (temperature == 0.0 && top_p < 1.0) continue;
+          for (Options options : {Options{}, {.top_p = 0.6}, {.min_p = 0.3}, {1.0, 0, 0.8, 0.05}}) {
+            if (temperature == 0.0 && (options.top_p < 1.0 || options.min_p > 0.0)) continue;
+            options.temperature = temperature;
+            options.top_k = top_k;
             CAPTURE(columns);
             CAPTURE(temperature);
             CAPTURE(top_k);
-            CAPTURE(top_p);
-            const Options options{temperature, top_k, top_p};
+            CAPTURE(options.top_p);
+            CAPTURE(options.min_p);
             const auto tokens = draw(context, kKinds, columns, logits, options, first_draw, 3);
             for (std::int64_t row = 0; row < kKinds; ++row) {
               CAPTURE(row);
@@ -137,7 +143,8 @@ TEST_CASE("sampling draws the same tokens as sorting, from a large vocabulary") 
   for_each_context([](Context& context) {
     const std::int64_t columns = 50257;
     const auto logits = rounded(Buffer::normal(columns, 6, 2.0));
-    for (const Options options : {Options{}, Options{0.8, 40, 0.95}, Options{1.0, 0, 0.9}}) {
+    for (const Options options :
+         {Options{}, Options{0.8, 40, 0.95}, Options{1.0, 0, 0.9}, Options{0.8, 40, 1.0, 0.1}}) {
       const auto tokens = draw(context, 1, columns, logits, options, 17);
       CHECK(tokens[0] == reference(logits, options, kKey.word(17)));
     }
@@ -188,6 +195,9 @@ TEST_CASE("fractions and draws stay within the total weight") {
   }
   CHECK(kernels::fraction_of_weights(10, 0.25) == 3);
   CHECK(kernels::fraction_of_weights(10, 0.5) == 5);
+  CHECK(kernels::least_weight(0.0) == 0);
+  CHECK(kernels::least_weight(1e-300) == 1);
+  CHECK(kernels::least_weight(1.0) == std::uint64_t{1} << 40);
 }
 
 TEST_CASE("a row without a valid logit: the CPU names it, CUDA returns -1") {

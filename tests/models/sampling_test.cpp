@@ -57,6 +57,18 @@ TEST_CASE("top-k and top-p cut off the tail") {
   const auto top_p = histogram({.top_p = 0.5}, 2000);
   CHECK(top_p.size() == 2);
   CHECK(histogram({.top_p = 1e-9}, 50).size() == 1);
+  // The most likely have e times the probability of token 2, and e^2 that of token 0.
+  CHECK(histogram({.min_p = 0.36}, 2000).size() == 3);
+  CHECK(histogram({.min_p = 0.37}, 2000).size() == 2);
+  CHECK(histogram({.temperature = 2, .min_p = 0.37}, 2000).size() == 3);
+}
+
+TEST_CASE("the repetition penalty lowers each token of a text once") {
+  const Tensor row =
+      Tensor::from<float>(Context::create(), {1, 5}, std::span<const float>(kLogits));
+  const std::vector<std::int32_t> text = {3, 1, 1, 3};
+  CHECK(models::penalize_repetition(row, text, 2.0).to_vector<float>() ==
+        std::vector<float>{1.0F, 1.5F, 2.0F, -2.0F, 3.0F});
 }
 
 TEST_CASE("each row of a tensor draws from its own logits with its own counter") {
@@ -87,6 +99,9 @@ TEST_CASE("invalid options and logits are refused") {
   CHECK_THROWS_AS(sample(kLogits, {.top_k = -1}, kKey, 0), InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_p = 0}, kKey, 0), InvalidArgument);
   CHECK_THROWS_AS(sample(kLogits, {.top_p = 1.5}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.min_p = -0.1}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.min_p = 1.1}, kKey, 0), InvalidArgument);
+  CHECK_THROWS_AS(sample(kLogits, {.repetition_penalty = 0}, kKey, 0), InvalidArgument);
   CHECK_THROWS_AS(sample(std::vector<float>{}, {}, kKey, 0), InvalidArgument);
   const std::vector<float> nan = {1.0F, std::numeric_limits<float>::quiet_NaN()};
   CHECK_THROWS_AS(sample(nan, {}, kKey, 0), InvalidArgument);

@@ -13,8 +13,6 @@ using namespace tessera::tools;
 
 namespace {
 
-using Tokens = std::vector<std::int32_t>;
-
 constexpr std::int64_t kPositions = 16;
 constexpr std::int32_t kVocabulary = 31;
 
@@ -34,8 +32,13 @@ struct Fixture {
   }
   Tokens run(const Tokens& prompt, std::int64_t count,
              const std::function<void(std::int32_t)>& on_token = {}) {
-    const RngKey key = RngKey::make(1, RngPurpose::Sampling, 0);
-    return generate(model, context, prompt, count, {.temperature = 0}, key, on_token);
+    return generate(model, context, {prompt},
+                    {.count = count,
+                     .sampling = {.temperature = 0},
+                     .on_token = [&](std::size_t, std::int32_t token, const Tensor&) {
+                       if (on_token) on_token(token);
+                       return true;
+                     }})[0];
   }
 };
 
@@ -87,6 +90,57 @@ TEST_CASE_FIXTURE(Fixture, "a prompt beyond the context is read from its end, th
   CHECK(half_differs > 20);  // of 60: shows that the lengths differ in effect
 }
 
+TEST_CASE_FIXTURE(Fixture, "samples of a batch are those of single rows, and end one by one") {
+  const Tokens prompt = make_tokens(5, 1);
+  GenerationOptions options{.count = 8,
+                            .sampling = {.repetition_penalty = 1.3},
+                            .key = RngKey::make(1, RngPurpose::Sampling, 0)};
+  const std::vector<Tokens> all = generate(model, context, {prompt, prompt, prompt}, options);
+  CHECK(all[0] != all[1]);
+  CHECK(all[1] != all[2]);
+  for (std::size_t row = 0; row < 3; ++row) {
+    options.first_sample = row;
+    CHECK(generate(model, context, {prompt}, options)[0] == all[row]);
+  }
+  options.first_sample = 0;
+  options.on_token = [&](std::size_t row, std::int32_t token, const Tensor& logits) {
+    CHECK(logits.to_vector<float>().size() == kVocabulary);
+    return row != 1 || token != all[1][2];
+  };
+  const std::vector<Tokens> cut = generate(model, context, {prompt, prompt, prompt}, options);
+  CHECK(cut[0] == all[0]);
+  CHECK(cut[1].size() <= 3);
+  CHECK(cut[2] == all[2]);
+  CHECK_THROWS_HOLDING(InvalidArgument, "equal lengths, got 5 and 1",
+                       generate(model, context, {prompt, {1}}, options));
+}
+
+TEST_CASE("text ends before the first stop string, whatever the chunks") {
+  const std::string text = "one, two, three\n\nfour";
+  struct Case {
+    std::vector<std::string> stops;
+    const char* expected;
+  };
+  for (const Case& c : {Case{{}, "one, two, three\n\nfour"},
+                        {{"\n\n"}, "one, two, three"},
+                        {{"three\nx", ", t"}, "one"},
+                        {{"one"}, ""},
+                        {{"four!", "fours"}, "one, two, three\n\nfour"},
+                        {{"two, thrice", "wo"}, "one, t"}}) {
+    for (std::size_t step = 1; step <= text.size(); ++step) {
+      CAPTURE(step);
+      StopText cut(c.stops);
+      std::string shown;
+      for (std::size_t at = 0; at < text.size(); at += step)
+        shown += cut.add(text.substr(at, step));
+      const bool stopped = cut.stopped();
+      CHECK(shown + cut.rest() == c.expected);
+      CHECK(stopped == (c.expected != text));
+    }
+  }
+  CHECK_THROWS_AS(StopText({""}), InvalidArgument);
+}
+
 TEST_CASE("unprintable bytes become the replacement character") {
   const std::string r = "\uFFFD";
   CHECK(printable("a\tb\n\u00e9\u20ac\U0001F600") == "a\tb\n\u00e9\u20ac\U0001F600");
@@ -96,6 +150,12 @@ TEST_CASE("unprintable bytes become the replacement character") {
   CHECK(printable("\xff\xc3") == r + r);
   CHECK(printable("\xed\xa0\x80") == r + r + r);  // a surrogate
   CHECK(printable("") == "");
+}
+
+TEST_CASE("text that is not for a terminal keeps control characters") {
+  std::string pending = "a\r\x1b\xff\xe2\x82";
+  CHECK(take_characters(pending) == "a\r\x1b\uFFFD");
+  CHECK(pending == "\xe2\x82");
 }
 
 TEST_CASE("streamed text is the text of all ids") {

@@ -34,6 +34,7 @@ Command add_models(CLI::App& parent);
 Command add_run(CLI::App& parent);
 Command add_run_report(CLI::App& parent);
 Command add_data(CLI::App& parent);
+Command add_serve(CLI::App& parent);
 
 // The commands of `data`, in tools/tessera/data/.
 Command add_data_commit(CLI::App& parent);

@@ -8,33 +8,16 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/clock.h"
-#include "io/data/dataset.h"
 #include "io/data/sampler.h"
-#include "tools/tessera/model/loaded_model.h"
+#include "tools/tessera/eval/eval_options.h"
 #include "tools/tessera/report/console.h"
 
 namespace tessera::tools {
 namespace {
 
-struct Options {
-  std::string model;
-  std::vector<std::string> data;
-  std::string tokenizer, chat_template;
-  std::string chat_date = io::kChatDate;
-  std::int64_t batch = 8;
-  std::int64_t seq_len = 0;
-  std::int64_t max_rows = 0;
-  LoadOptions load;
-  bool json = false;
-};
-
-int run(const Options& options) {
-  LoadedModel loaded = load_model(options.model, options.load);
+int run_data(const EvalOptions& options, LoadedModel& loaded) {
   models::LanguageModel& model = *loaded.model;
-  const std::int64_t positions = model.arch().seq_len;
-  const std::int64_t seq_len = options.seq_len > 0 ? options.seq_len : positions;
-  require(seq_len <= positions, "--seq-len {} is more than the model's {} positions", seq_len,
-          positions);
+  const std::int64_t seq_len = options.seq_len;
   require(!loaded.tokenizer || options.tokenizer.empty() ||
               options.tokenizer == loaded.tokenizer->kind(),
           "--tokenizer {}: the model has its own tokenizer ({}); leave the option out",
@@ -125,15 +108,46 @@ int run(const Options& options) {
   return 0;
 }
 
+int run(EvalOptions options) {
+  const int inputs = (options.data.empty() ? 0 : 1) + (options.documents.empty() ? 0 : 1) +
+                     (options.choices.empty() ? 0 : 1);
+  require(inputs == 1,
+          "give one input: --data FILE ..., --documents FILE ..., or --choices FILE ...");
+  LoadedModel loaded = load_model(options.model, options.load);
+  const std::int64_t positions = loaded.model->arch().seq_len;
+  if (options.seq_len == 0) options.seq_len = positions;
+  require(options.seq_len <= positions, "--seq-len {} is more than the model's {} positions",
+          options.seq_len, positions);
+  if (!options.data.empty()) return run_data(options, loaded);
+  if (!loaded.tokenizer && !options.tokenizer.empty())
+    loaded.tokenizer = options.tokenizer == "bytes" ? io::make_byte_tokenizer()
+                                                    : io::load_tokenizer(options.tokenizer);
+  require<Unsupported>(loaded.tokenizer != nullptr,
+                       "{} came without a tokenizer that this build reads ({}); give one with "
+                       "--tokenizer",
+                       loaded.path.string(), loaded.no_tokenizer);
+  return options.documents.empty() ? run_choices(options, loaded) : run_documents(options, loaded);
+}
+
 }  // namespace
 
 Command add_eval(CLI::App& parent) {
-  const auto options = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("eval", "Measure a model's loss on data");
+  const auto options = std::make_shared<EvalOptions>();
+  CLI::App* app =
+      parent.add_subcommand("eval", "Measure a model's loss on data, or its answers to questions");
   add_load_options(*app, options->model, options->load);
-  app->add_option("--data", options->data,
-                  "Token files (.bin), or conversations (.jsonl) or text for the model's tokenizer")
-      ->required();
+  app->add_option(
+      "--data", options->data,
+      "Token files (.bin), or conversations (.jsonl) or text for the model's tokenizer, cut "
+      "into rows");
+  app->add_option(
+      "--documents", options->documents,
+      "Text files, or lines of JSON (.jsonl) with \"text\": the perplexity of documents, "
+      "each from its start");
+  app->add_option(
+      "--choices", options->choices,
+      "Questions with choices (.jsonl), as HellaSwag and ARC ship them, or with "
+      "\"context\", \"choices\" and \"answer\": how often the likeliest choice is right");
   app->add_option("--tokenizer", options->tokenizer,
                   "For text, if the model has none: bytes, chars, a tokenizer file or directory");
   app->add_option("--chat-template", options->chat_template,
@@ -141,13 +155,15 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--chat-date", options->chat_date,
                   "Date that the template gets from strftime_now")
       ->capture_default_str();
-  app->add_option("--seq-len", options->seq_len, "Tokens per row; 0: the model's context length")
+  app->add_option("--seq-len", options->seq_len,
+                  "Tokens per row, or of context at most; 0: the model's context length")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   app->add_option("--batch", options->batch, "Rows at a time")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  app->add_option("--max-rows", options->max_rows, "Rows to evaluate; 0: all")
+  app->add_option("--max-rows", options->max_rows,
+                  "Rows, documents or questions to evaluate; 0: all")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", options->json, "Machine-readable output");

@@ -1,6 +1,7 @@
 #include "tools/tessera/model/loaded_model.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,6 +12,11 @@
 #include "tools/tessera/train/setup.h"
 
 namespace tessera::tools {
+
+bool LoadedModel::ends_text(std::int32_t token, std::span<const std::int32_t> ends) const {
+  const auto& eos = model->arch().eos_tokens;
+  return std::ranges::find(eos, token) != eos.end() || std::ranges::find(ends, token) != ends.end();
+}
 
 void add_load_options(CLI::App& app, std::string& model, LoadOptions& options) {
   app.add_option("MODEL", model, "Checkpoint, run, or Hugging Face model directory")->required();

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "io/data/tokenizer.h"
@@ -19,6 +20,9 @@ struct LoadedModel {
   io::TokenizerPtr tokenizer;  ///< null if the model has none that this build reads
   std::string no_tokenizer;    ///< why it is null
   std::filesystem::path path;  ///< resolved source
+
+  /// Whether a token ends a text: by the model's configuration, or as one of `ends`.
+  bool ends_text(std::int32_t token, std::span<const std::int32_t> ends) const;
 };
 
 struct LoadOptions {

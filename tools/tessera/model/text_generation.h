@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/data/tokenizer.h"
@@ -14,19 +15,28 @@
 
 namespace tessera::tools {
 
-/// Generates tokens with a KV cache. Uses at most the last `positions` tokens of the prompt; when
-/// all positions are used, continues with the last half of them as context. Ends after a token that
-/// ends a text.
-/// @param on_token  called with each new token; may be empty
-/// @param ends      more tokens that end the text
-/// @return the new tokens
+using Tokens = std::vector<std::int32_t>;
+
+struct GenerationOptions {
+  std::int64_t count = 0;  ///< most new tokens of a row
+  models::SamplingOptions sampling = {};
+  RngKey key = {};
+  std::uint64_t first_sample = 0;  ///< of row 0; each sample has random numbers of its own
+  Tokens ends = {};                ///< more tokens that end a text
+  /// Per row, the logits [1, V] after the prompt; undefined or missing: not known.
+  std::vector<Tensor> first_logits = {};
+  /// Called with each new token and the logits [1, V] that it was drawn from; false ends the row.
+  std::function<bool(std::size_t row, std::int32_t token, const Tensor& logits)> on_token = {};
+};
+
+/// Generates tokens with a KV cache. Uses at most the last `positions` tokens of a prompt; when
+/// all positions are used, continues with the last half of them as context. A row ends after a
+/// token that ends a text.
+/// @param prompts  of equal length, decoded together
+/// @return the new tokens of each row
 /// @throws InvalidArgument on an empty prompt or a token outside the vocabulary
-std::vector<std::int32_t> generate(models::LanguageModel& model,
-                                   const std::shared_ptr<Context>& context,
-                                   const std::vector<std::int32_t>& prompt, std::int64_t count,
-                                   const models::SamplingOptions& options, const RngKey& key,
-                                   const std::function<void(std::int32_t)>& on_token,
-                                   std::span<const std::int32_t> ends = {});
+std::vector<Tokens> generate(models::LanguageModel& model, const std::shared_ptr<Context>& context,
+                             const std::vector<Tokens>& prompts, const GenerationOptions& options);
 
 /// The text of generated tokens. A vocabulary may be larger than the tokenizer's: ids that the
 /// tokenizer lacks become the replacement character.
@@ -45,6 +55,23 @@ class TextStream {
   std::vector<std::int32_t> last_;
 };
 
+/// Cuts a text before the first of its stop strings, as it comes.
+class StopText {
+ public:
+  /// @throws InvalidArgument on an empty string
+  explicit StopText(std::vector<std::string> stops);
+  /// Adds text, and returns what is before any stop string; text that may begin one is held back.
+  std::string add(std::string_view text);
+  /// The text that is held back, when no more follows.
+  std::string rest() { return std::exchange(held_, {}); }
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
 /// Makes text safe for a terminal: invalid UTF-8 and control characters (except tab, newline, and
 /// CR before newline) become the replacement character.
 std::string printable(std::string_view text);
@@ -52,5 +79,7 @@ std::string printable(std::string_view text);
 /// For streaming: removes the complete characters of `text` and returns printable() of them. Leaves
 /// at most 3 bytes: an incomplete character, or a CR.
 std::string take_printable(std::string& text);
+/// The same, but only invalid UTF-8 is replaced.
+std::string take_characters(std::string& text);
 
 }  // namespace tessera::tools

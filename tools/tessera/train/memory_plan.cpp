@@ -142,7 +142,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     if (options.prompt_tokens > 0 && options.evaluates) {
       sharded.gather_all();
       const std::vector<std::int32_t> prompt(static_cast<std::size_t>(options.prompt_tokens));
-      if (rank == 0) generate(*model, context, prompt, config.train.sample_tokens, {}, {}, {});
+      if (rank == 0) generate(*model, context, {prompt}, {.count = config.train.sample_tokens});
       sharded.end_evaluation();
     }
     // The evaluation and the sample leave weights gathered, which a step does not find otherwise.

@@ -231,9 +231,10 @@ void Rank::show_sample() {
     prompt.insert(prompt.end(), text.begin(), text.end());
     TextStream stream(tokenizer);
     stream.next(text);
-    const auto ids = generate(*model_, context_, prompt, config_.train.sample_tokens, {}, key, {});
+    const auto ids =
+        generate(*model_, context_, {prompt}, {.count = config_.train.sample_tokens, .key = key});
     note(fmt::format("step {}: sample\n{}{}", state_.step, config_.train.sample_prompt,
-                     printable(stream.next(ids))));
+                     printable(stream.next(ids[0]))));
   }
   // Other ranks wait here for rank 0, because the next collective has a shorter deadline.
   coordinator_.exchange(fmt::format("sample at step {}", state_.step), "");
