@@ -87,7 +87,8 @@ std::vector<TokenSourcePtr> open_parts(
     const std::vector<std::string>& patterns,
     const std::function<TokenSourcePtr(const std::vector<std::string>&)>& open) {
   std::vector<TokenSourcePtr> parts;
-  for (const std::string& pattern : patterns) parts.push_back(open(list_data_files({pattern}).paths));
+  for (const std::string& pattern : patterns)
+    parts.push_back(open(list_data_files({pattern}).paths));
   return parts;
 }
 

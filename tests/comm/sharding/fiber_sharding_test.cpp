@@ -239,7 +239,8 @@ TEST_CASE("a flipped bit of a replica is found on the device, and in offloaded s
            CHECK((sharded.state_context() != device_context()) == offload);
            comm::check_replicas(sharded);
            if (rank == 1)
-             *static_cast<unsigned char*>(sharded.held_pieces()[2].state[0].values.view().data) ^= 1U;
+             *static_cast<unsigned char*>(sharded.held_pieces()[2].state[0].values.view().data) ^=
+                 1U;
            comm::check_replicas(sharded);
          }))
       CHECK(holds(
