@@ -13,7 +13,7 @@ namespace tessera::kernels {
 /// hash = sum over words of mix(word, its position), mod 2^64: the same on all devices and for any
 /// number of threads; a changed bit changes it.
 ///
-/// x     any dtype, contiguous, aligned to 8 bytes, read as words of 8 bytes; the last one is padded
+/// x     any dtype, contiguous, aligned to 4 bytes, read as words of 8 bytes; the last one is padded
 ///       with zeros
 /// hash  one element, i64
 /// The host does not wait for the device. Mixer: Steele et al. 2014, "Fast splittable pseudorandom

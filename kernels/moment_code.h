@@ -9,6 +9,11 @@ namespace tessera::kernels {
 
 inline constexpr std::int64_t kMomentBlock = 64;
 
+/// Scale of a block, and its reciprocal, for a largest magnitude. Both are 0 if the reciprocal would not be
+/// a number: the block's moments become 0.
+constexpr float moment_scale(float most) { return most < 1.1754944e-38F ? 0.0F : most; }
+constexpr float moment_part(float most) { return most < 1.1754944e-38F ? 0.0F : 1.0F / most; }
+
 /// Code -127 to 127 of a first moment, as a part of the block's scale: +-(code / 127)^2.
 constexpr float decode_first(int code) {
   const float root = static_cast<float>(code) * (1.0F / 127.0F);

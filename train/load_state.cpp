@@ -145,6 +145,9 @@ LoadPlan plan_resume(const io::CheckpointReader& reader,
                     reader.path().string(), kZeros));
   }
   for (const auto& [section, tensors] : sections) {
+    // A state that no trained weight has is not stored.
+    if (!section.is_model() && tensors->empty() && reader.index().tensors(section) == nullptr)
+      continue;
     const auto comparison = io::compare_tensors(*tensors, reader.source(section).tensors());
     const std::string where = fmt::format("{}, section {}", reader.path().string(), section.name());
     for (std::string& note :

@@ -163,7 +163,7 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index,
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   const auto& states = index.optimizer->state;
   const auto fits = [](const Shape& state, const Shape& weight) {
-    return state == weight || (state.size() == 1 && state[0] < numel(weight));
+    return state == weight || (state.size() == 1 && state[0] <= numel(weight));
   };
   const auto check_within = [&](const std::string& state, const TensorMap& tensors,
                                 const TensorMap& others, const std::string& where) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "io/base/file.h"
 
 namespace tessera::io {
 namespace {
@@ -17,6 +18,7 @@ constexpr std::size_t kMostParts = 32;  // kBlock >= kMostParts^2, see count_unt
 std::vector<WeightedSource> parse_shares(const std::vector<std::string>& entries) {
   std::vector<WeightedSource> sources;
   for (const std::string& entry : entries) {
+    if (is_there(entry)) continue;  // such as "web/year=2024"
     const std::size_t at = entry.rfind('=');
     double share = 0;
     const char* const end = entry.data() + entry.size();

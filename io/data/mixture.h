@@ -14,7 +14,7 @@ struct WeightedSource {
   std::string pattern;  ///< file or glob
   double share = 0;
 };
-/// "PATTERN=SHARE" each. @return nothing if no entry has a share
+/// "PATTERN=SHARE" each; a path that exists has no share. @return nothing if no entry has a share
 /// @throws InvalidArgument if some have none, or on a share that is not above 0
 std::vector<WeightedSource> parse_shares(const std::vector<std::string>& entries);
 

@@ -22,7 +22,7 @@ namespace {
 
 using Index = std::int64_t;
 constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
-constexpr Index kRowsForLibrary = 96;  // Eigen multiplies fewer rows faster
+constexpr Index kRowsForLibrary = 96;  // of f32: Eigen multiplies fewer rows faster
 constexpr Index kPanelColumns = 2048;  // columns of b and c per panel, for bf16
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -136,10 +136,15 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p) {
   if (std::is_same_v<T, BFloat16> && !library.has_bf16) return false;
   const auto supports = [&](const Parts& parts) {
     for (Index i = 0; i < parts.count; ++i)
-      if (parts[i].rows < kRowsForLibrary || !library.supports(form_of(p, parts[i]))) return false;
+      if (!library.supports(form_of(p, parts[i]))) return false;
     return true;
   };
   Parts parts = p.parts(context);
+  if (std::is_same_v<T, float>) {
+    if (p.m < kRowsForLibrary) return false;
+    if (!parts.by_columns)
+      parts.count = std::min(parts.count, parts.pieces * kCut / kRowsForLibrary);
+  }
   // Smaller parts take less scratch memory.
   const Index most = std::min(parts.pieces, 8 * parts.count);
   while (!supports(parts)) {
@@ -231,6 +236,7 @@ bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
         for (Index item = begin; item < end; ++item) {
           const Index slice = item / parts, column = item % parts * width;
           const Index columns = std::min(width, p.n - column);
+          if (columns <= 0) continue;
           const Index first = slice * p.k / slices, last = (slice + 1) * p.k / slices;
           float* const to = sums + slice * p.m * p.n + column;
           if (p.b.transposed) {

@@ -136,10 +136,10 @@ void run_blocks(Context& context, const AdamW8bit& args, const AdamWRates& r,
         m_most = std::max(m_most, std::abs(m[i]));
         v_most = std::max(v_most, v[i]);
       }
-      *m_scale = m_most;
-      *v_scale = v_most;
-      const float m_part = m_most > 0 ? 1.0F / m_most : 0.0F;
-      const float v_part = v_most > 0 ? 1.0F / v_most : 0.0F;
+      *m_scale = moment_scale(m_most);
+      *v_scale = moment_scale(v_most);
+      const float m_part = moment_part(m_most);
+      const float v_part = moment_part(v_most);
       const auto element =
           static_cast<std::uint32_t>(range.first_element) + static_cast<std::uint32_t>(offset);
 #pragma omp simd

@@ -189,8 +189,8 @@ struct AdamW8bitBody {
       m_most = fmaxf(m_most, __shfl_xor_sync(kAllLanes, m_most, lanes));
       v_most = fmaxf(v_most, __shfl_xor_sync(kAllLanes, v_most, lanes));
     }
-    const float m_part = m_most > 0 ? 1.0F / m_most : 0.0F;
-    const float v_part = v_most > 0 ? 1.0F / v_most : 0.0F;
+    const float m_part = moment_part(m_most);
+    const float v_part = moment_part(v_most);
     for (int k = 0; k < kEach; ++k) {
       if (offset + k >= length) continue;
       const std::uint32_t bits = mixed(key ^ (static_cast<std::uint32_t>(range.first_element) +
@@ -202,8 +202,8 @@ struct AdamW8bitBody {
           encode_second(y, std::sqrt(std::sqrt(y)), second_random(bits)));
     }
     if (thread != 0 || !is_inside) return;
-    exp_avg_scale[scale_at] = m_most;
-    exp_avg_sq_scale[scale_at] = v_most;
+    exp_avg_scale[scale_at] = moment_scale(m_most);
+    exp_avg_sq_scale[scale_at] = moment_scale(v_most);
   }
 };
 

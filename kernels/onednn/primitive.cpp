@@ -43,19 +43,19 @@ struct Kernel {
 std::optional<Kernel> make_kernel(const Form& f) {
   const OneThread one_thread;
   const BlockedSignals blocked_signals;
-  Kernel kernel;
-  kernel.a = layout(f.operands, f.m, f.k, f.a_stride, f.transpose_a);
-  kernel.b = layout(f.operands, f.k, f.n, f.b_stride, f.transpose_b);
-  kernel.c = layout(f.result, f.m, f.n, f.c_stride, false);
-  if (f.has_bias) kernel.bias = layout(f.operands, 1, f.n, f.n, false);
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (f.accumulate) {
-    dnnl::post_ops addition;
-    addition.append_sum(1.0F);
-    attributes.set_post_ops(addition);
-  }
   try {
+    Kernel kernel;
+    kernel.a = layout(f.operands, f.m, f.k, f.a_stride, f.transpose_a);
+    kernel.b = layout(f.operands, f.k, f.n, f.b_stride, f.transpose_b);
+    kernel.c = layout(f.result, f.m, f.n, f.c_stride, false);
+    if (f.has_bias) kernel.bias = layout(f.operands, 1, f.n, f.n, false);
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (f.accumulate) {
+      dnnl::post_ops addition;
+      addition.append_sum(1.0F);
+      attributes.set_post_ops(addition);
+    }
 #if DNNL_VERSION_MAJOR >= 3
     const dnnl::matmul::primitive_desc description(engine(), kernel.a, kernel.b, kernel.bias,
                                                    kernel.c, attributes);

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 #include <vector>
 
 #include "core/optim/adamw.h"
+#include "core/optim/adamw8bit.h"
 #include "core/optim/lr_schedule.h"
 #include "core/optim/muon.h"
+#include "kernels/elementwise.h"
 
 using namespace tessera;
 using optim::LrSchedule;
@@ -238,4 +241,133 @@ TEST_CASE("a step updates matrices by Muon, and the other parameters by AdamW") 
   CHECK(segment.param.to_vector<float>() == before);
   CHECK_THROWS_WITH_AS(optim::Muon({.momentum = 1.0}), doctest::Contains("momentum must be in"),
                        InvalidArgument);
+}
+
+namespace {
+
+// Bytes of weights and states after two steps, by parameter, where each of `world` ranks updates its
+// segment.
+std::vector<std::vector<float>> updated_by(const optim::Optimizer& optimizer, int world,
+                                           DType master, DType compute) {
+  const ShardLayout layout("u",
+                           {{.name = "wide", .shape = {5, 33}, .decay = true, .is_matrix = true},
+                            {.name = "one", .shape = {1}},
+                            {.name = "odd", .shape = {63}},
+                            {.name = "tall", .shape = {65, 7}, .decay = true, .is_matrix = true},
+                            {.name = "table", .shape = {13, 11}, .decay = true}},
+                           world);
+  const auto context = Context::create({.threads = 1});
+  context->set_rng_step({.seed = 3});
+  const std::int64_t n = layout.segment_size();
+  const auto values = [&](int rank, auto of) {
+    std::vector<float> all(static_cast<std::size_t>(n));
+    for (const SlotRange& range : layout.ranges_of_rank(rank))
+      for (std::int64_t i = range.begin; i < range.end; ++i)
+        all[static_cast<std::size_t>(range.offset + i - range.begin)] =
+            of(static_cast<float>(100 * range.slot + i));
+    return Tensor::from<float>(context, {n}, all);
+  };
+  std::vector<optim::Segment> segments;
+  const std::size_t states = optimizer.state_names().size();
+  std::vector<std::vector<optim::StatePlaces>> places(static_cast<std::size_t>(world));
+  for (int rank = 0; rank < world; ++rank) {
+    const Tensor start = values(rank, [](float x) { return std::cos(x); });
+    Tensor param = Tensor::empty(context, {n}, master, MemoryCategory::Parameters, "param");
+    kernels::cast(*context, start.view(), {param.view(), false, true});
+    optim::Segment& segment = segments.emplace_back(optim::Segment{
+        .layout = layout, .first = rank * n, .param = param, .grad = values(rank, [](float x) {
+                                                               return std::sin(x * x);
+                                                             })});
+    segment.compute = compute;
+    for (std::size_t i = 0; i < states; ++i) {
+      const auto [dtype, block] = optimizer.state_kind(i);
+      const auto& at =
+          places[static_cast<std::size_t>(rank)].emplace_back(optimizer, i, layout, rank * n, n);
+      const auto bytes = static_cast<std::int64_t>(dtype_size(dtype)) * at.size / block;
+      segment.state.push_back(
+          Tensor::window(Tensor::full(context, {bytes / 4}, DType::F32, 0.0).storage(), 0,
+                         {at.size / block}, dtype));
+    }
+  }
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    const optim::UpdateOptions options{0.01, step, Tensor::full(context, {1}, DType::F32, 0.5)};
+    std::vector<unsigned char> gathered;
+    for (const bool is_trial : {true, false}) {  // the first finds out what ranks would send
+      for (int rank = 0; rank < world; ++rank) {
+        optim::Segment segment = segments[static_cast<std::size_t>(rank)];
+        const auto copied = [&](const Tensor& t) {
+          const Tensor copy =
+              Tensor::full(context, {static_cast<std::int64_t>(t.bytes()) / 4}, DType::F32, 0.0);
+          std::memcpy(copy.view().data, t.view().data, t.bytes());
+          return Tensor::window(copy.storage(), 0, t.shape(), t.dtype());
+        };
+        if (is_trial) {
+          segment.param = copied(segment.param);
+          for (Tensor& state : segment.state) state = copied(state);
+        }
+        if (world > 1)
+          segment.gather = [&](const Tensor& whole) {
+            auto* const data = static_cast<unsigned char*>(whole.view().data);
+            gathered.resize(whole.bytes());
+            const std::size_t part = whole.bytes() / static_cast<std::size_t>(world);
+            const auto first = part * static_cast<std::size_t>(rank);
+            if (is_trial)
+              std::memcpy(gathered.data() + first, data + first, part);
+            else
+              std::memcpy(data, gathered.data(), whole.bytes());
+          };
+        optimizer.update(segment, options);
+      }
+    }
+  }
+  std::vector<std::vector<float>> result(layout.slots().size() * (states + 1));
+  const auto append = [&](std::size_t list, const Tensor& t, std::int64_t begin,
+                          std::int64_t count) {
+    const auto* const data = static_cast<const unsigned char*>(t.view().data);
+    const std::size_t size = dtype_size(t.dtype());
+    for (std::int64_t i = begin; i < begin + count; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, data + static_cast<std::size_t>(i) * size, size);
+      result[list].push_back(static_cast<float>(bits));
+    }
+  };
+  for (int rank = 0; rank < world; ++rank) {
+    const auto ranges = layout.ranges_of_rank(rank);
+    for (std::size_t r = 0; r < ranges.size(); ++r) {
+      const auto slot = static_cast<std::size_t>(ranges[r].slot);
+      const std::int64_t length = ranges[r].end - ranges[r].begin;
+      const optim::Segment& segment = segments[static_cast<std::size_t>(rank)];
+      append(slot * (states + 1), segment.param, ranges[r].offset, length);
+      for (std::size_t i = 0; i < states; ++i) {
+        const std::int64_t first = places[static_cast<std::size_t>(rank)][i].first[r];
+        const std::int64_t block = optimizer.state_kind(i).block;
+        if (first >= 0)
+          append(slot * (states + 1) + i + 1, segment.state[i], first / block,
+                 (length + block - 1) / block);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("from the same gradients optimizers compute the same bits however a model is sharded") {
+  const optim::AdamW adamw;
+  const optim::AdamW8bit adamw8bit({.decay = kernels::Decay::Shrinking});
+  const optim::Muon muon;
+  for (const optim::Optimizer* optimizer : {static_cast<const optim::Optimizer*>(&adamw),
+                                            static_cast<const optim::Optimizer*>(&adamw8bit),
+                                            static_cast<const optim::Optimizer*>(&muon)})
+    for (const auto& [master, compute] :
+         {std::pair(DType::F32, DType::F32), std::pair(DType::F32, DType::BF16),
+          std::pair(DType::BF16, DType::BF16)}) {
+      CAPTURE(optimizer->state_names().size());
+      const auto expected = updated_by(*optimizer, 1, master, compute);
+      for (const int world : {2, 3, 5}) {
+        CAPTURE(world);
+        const bool same = updated_by(*optimizer, world, master, compute) == expected;
+        CHECK(same);
+      }
+    }
 }

@@ -156,20 +156,22 @@ TEST_CASE("a damaged checkpoint is passed over by all ranks; without an intact o
 
 namespace {
 
-// Trains with the first layer frozen; two savers, of which one saves weights only.
-std::vector<double> train_frozen(int world, const std::string& run, std::int64_t until) {
+// Trains with the first layer frozen, or all weights but the biases; two savers, of which one saves
+// weights only.
+std::vector<double> train_frozen(int world, const std::string& run, std::int64_t until,
+                                 const optim::Optimizer& optimizer, bool only_biases) {
   std::vector<double> losses;
-  const optim::AdamW adamw;
   run_threads(world, [&](Rank& rank) {
     Net net;
     for (Parameter* p : net.up.parameters()) p->tensor.set_requires_grad(false);
+    if (only_biases) net.down.weight.tensor.set_requires_grad(false);
     const comm::Mesh mesh(*rank.communicator);
     comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
     model.initialize(3);
-    Checkpoints whole(run, rank, model, adamw, {.model = R"({"width": 16})"});
-    Checkpoints weights(run + "/weights", rank, model, adamw, {.with_optimizer = false});
+    Checkpoints whole(run, rank, model, optimizer, {.model = R"({"width": 16})"});
+    Checkpoints weights(run + "/weights", rank, model, optimizer, {.with_optimizer = false});
     for (std::int64_t step = whole.load_latest(); step < until; ++step) {
-      const double loss = train_step(rank, net, model, adamw, step);
+      const double loss = train_step(rank, net, model, optimizer, step);
       if (rank.rank() == 0) losses.push_back(loss);
       whole.save(step + 1);
       weights.save(step + 1);
@@ -185,15 +187,27 @@ std::vector<double> train_frozen(int world, const std::string& run, std::int64_t
 
 TEST_CASE("a run with frozen weights resumes; weights alone are saved beside it") {
   const test::TempDir dir;
-  const auto expected = train_frozen(2, dir.path() / "whole", 6);
-  auto losses = train_frozen(2, dir.path() / "parts", 3);
-  const auto more = train_frozen(2, dir.path() / "parts", 6);
+  const optim::AdamW adamw;
+  const auto expected = train_frozen(2, dir.path() / "whole", 6, adamw, false);
+  auto losses = train_frozen(2, dir.path() / "parts", 3, adamw, false);
+  const auto more = train_frozen(2, dir.path() / "parts", 6, adamw, false);
   losses.insert(losses.end(), more.begin(), more.end());
   CHECK(losses == expected);
   const auto reader = io::open_checkpoint(dir.path() / "parts");
   CHECK(reader.tensors({"exp_avg"}).size() == 2);
   CHECK(reader.tensors(io::kModelSection).size() == 4);
   CHECK_FALSE(io::open_checkpoint(dir.path() / "parts" / "weights").index().optimizer);
+}
+
+TEST_CASE("a run resumes if no trained weight has one of the optimizer's states") {
+  const test::TempDir dir;
+  const optim::Muon muon;
+  const auto expected = train_frozen(2, dir.path() / "whole", 6, muon, true);
+  auto losses = train_frozen(2, dir.path() / "parts", 3, muon, true);
+  const auto more = train_frozen(2, dir.path() / "parts", 6, muon, true);
+  losses.insert(losses.end(), more.begin(), more.end());
+  CHECK(losses == expected);
+  CHECK(io::open_checkpoint(dir.path() / "parts").states().size() == 2);
 }
 
 TEST_CASE("a run directory has one owner, and one model") {

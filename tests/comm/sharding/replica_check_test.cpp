@@ -9,6 +9,7 @@
 #include "core/base/rng.h"
 #include "core/nn/layers.h"
 #include "core/optim/adamw.h"
+#include "core/optim/adamw8bit.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -27,6 +28,7 @@ struct Setting {
   std::string mode = "none";
   DType compute = DType::F32, master = DType::F32;
   bool freezes_second = false;
+  bool in_8_bits = false;  // the moments
 };
 
 // Makes a step, checks, lets `fault` change something on a rank, and checks again.
@@ -53,7 +55,11 @@ std::string outcome(const Setting& setting,
     y = nn::unit(net.second, y);
     autograd::backward(y, Tensor::full(context, {2, 8}, setting.compute, 1.0));
     sharded.end_micro_batch();
-    sharded.step(optim::AdamW(), {0.01, 1, Tensor::full(context, {1}, DType::F32, 1.0)});
+    const optim::AdamW adamw;
+    const optim::AdamW8bit adamw8bit;
+    const optim::Optimizer& optimizer =
+        setting.in_8_bits ? static_cast<const optim::Optimizer&>(adamw8bit) : adamw;
+    sharded.step(optimizer, {0.01, 1, Tensor::full(context, {1}, DType::F32, 1.0)});
     comm::check_replicas(sharded);
     fault(rank, net, sharded);
     try {
@@ -108,6 +114,21 @@ TEST_CASE("optimizer state is compared, and two replicas have no majority") {
   starts(text,
          "weights or optimizer state of 'first.bias' on rank 1 differ from those of rank 0, which "
          "should be the same bits (no majority says which are right); 3 of 4 parameters differ");
+}
+
+TEST_CASE("codes and scales of moments in 8 bits are compared") {
+  for (const std::size_t state : {0, 1, 2, 3}) {
+    CAPTURE(state);
+    const auto flip = [state](int rank, Net&, ShardedModel& sharded) {
+      for (const auto& piece : sharded.held_pieces())
+        if (rank == 1 && piece.parameter->name == "second.weight")
+          flip_last_bit(piece.state[state].values);
+    };
+    Setting setting{2};
+    setting.in_8_bits = true;
+    starts(outcome(setting, flip),
+           "weights or optimizer state of 'second.weight' on rank 1 differ from those of rank 0");
+  }
 }
 
 TEST_CASE("frozen parameters that stay whole on all ranks are compared") {
