@@ -14,8 +14,8 @@ void SamplingOptions::validate() const {
   require(top_k >= 0, "top-k must be 0 (off) or more, got {}", top_k);
   require(top_p > 0 && top_p <= 1, "top-p must be in (0, 1], got {}", top_p);
   require(min_p >= 0 && min_p <= 1, "min-p must be in [0, 1], got {}", min_p);
-  require(std::isfinite(repetition_penalty) && repetition_penalty > 0,
-          "the repetition penalty must be above 0, got {}", repetition_penalty);
+  require(repetition_penalty >= 0.01 && repetition_penalty <= 100,
+          "the repetition penalty must be in [0.01, 100], got {}", repetition_penalty);
 }
 
 Tensor sample(const Tensor& logits, const SamplingOptions& options, const RngKey& key,

@@ -30,7 +30,8 @@ using OnFile = std::function<void(TokenFileWriter&, std::int64_t documents,
 class ShardCutter {
  public:
   /// @param limit    tokens of a file
-  /// @param from     its tokens are left out of the first unit
+  /// @param from     its tokens, of the document at it, are left out: perhaps of several units, since
+  ///   where a document is cut depends on what was read before
   /// @param path_of  path of the next file
   ShardCutter(const TokenizeOptions& options, std::int64_t limit, const TokenPosition& from,
               std::function<fs::path()> path_of, OnFile on_file)
@@ -45,14 +46,19 @@ class ShardCutter {
   void add(const EncodedBatch& batch) {
     const std::size_t width = wide_ ? 4 : 2;
     std::string_view ids = batch.ids;
+    bool is_first = std::exchange(is_first_, false);
     for (const EncodedBatch::Unit& unit : batch.units) {
-      std::int64_t done = std::exchange(from_, 0);
-      if (!unit.error.empty() && done == 0 && ++skipped_ <= kListedBad && options_.warn)
+      const bool continued = from_ > 0;
+      require_same_input(!continued || is_first || unit.at.inside, unit.at.file);
+      is_first = false;
+      std::int64_t done = std::min(from_, unit.tokens);
+      from_ -= done;
+      if (!unit.error.empty() && !continued && ++skipped_ <= kListedBad && options_.warn)
         options_.warn(
             fmt::format("skipped: {}{}", unit.error,
                         skipped_ == kListedBad ? " (further ones are only counted)" : ""));
       ids.remove_prefix(static_cast<std::size_t>(done) * width);
-      if (done == 0 && unit.is_document) ++documents_;
+      if (!continued && unit.is_document) ++documents_;
       while (done < unit.tokens) {
         if (!file_) file_ = std::make_unique<TokenFileWriter>(path_of_(), wide_);
         const std::int64_t n = std::min(unit.tokens - done, limit_ - file_->tokens());
@@ -68,6 +74,7 @@ class ShardCutter {
   }
   /// The last file.
   void finish() {
+    require_same_input(from_ == 0, static_cast<std::int64_t>(options_.sources.size()) - 1);
     if (file_) flush(std::nullopt);
   }
 
@@ -76,6 +83,12 @@ class ShardCutter {
   std::int64_t skipped() const { return skipped_; }
 
  private:
+  void require_same_input(bool same, std::int64_t file) const {
+    require<IoError>(same,
+                     "{} has fewer tokens than an earlier process wrote of it; begin anew with "
+                     "another --out",
+                     options_.sources[static_cast<std::size_t>(file)].path);
+  }
   void flush(const std::optional<TokenPosition>& next) {
     on_file_(*file_, std::exchange(documents_, 0), next);
     file_.reset();
@@ -85,6 +98,7 @@ class ShardCutter {
   const bool wide_;
   const std::int64_t limit_;
   std::int64_t from_, skipped_;
+  bool is_first_ = true;
   std::function<fs::path()> path_of_;
   OnFile on_file_;
   std::unique_ptr<TokenFileWriter> file_;
@@ -127,18 +141,21 @@ OrderedJson command_of(const TokenizeOptions& options) {
   OrderedJson sources = OrderedJson::array();
   for (const CorpusFile& file : options.sources)
     sources.push_back({{"path", file.path}, {"bytes", file.bytes}, {"modified", file.modified}});
-  return {{"tokenizer",
-           {{"kind", tokenizer.kind()},
-            {"vocab_size", tokenizer.vocab_size()},
-            {"checksum", format_checksum(crc64(description.data(), description.size()))}}},
-          {"special_tokens", options.special_tokens},
-          {"end_token", options.end_token},
-          {"field", options.field},
-          {"skip_bad", options.skip_bad},
-          {"shard_tokens", options.shard_tokens},
-          {"parts", options.parts},
-          {"part", options.part},
-          {"sources", std::move(sources)}};
+  const OrderedJson command{
+      {"tokenizer",
+       {{"kind", tokenizer.kind()},
+        {"vocab_size", tokenizer.vocab_size()},
+        {"checksum", format_checksum(crc64(description.data(), description.size()))}}},
+      {"special_tokens", options.special_tokens},
+      {"end_token", options.end_token},
+      {"field", options.field},
+      {"skip_bad", options.skip_bad},
+      {"shard_tokens", options.shard_tokens},
+      {"parts", options.parts},
+      {"part", options.part},
+      {"sources", std::move(sources)}};
+  // As the index has it: paths may be no UTF-8.
+  return OrderedJson::parse(command.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 /// Holds the lock of a part. File systems without locks hold none.
@@ -239,6 +256,8 @@ TokenizeReport tokenize_to_directory(const TokenizeOptions& options, const fs::p
     index = read_token_index(dir / kTokenIndexName);
     require_same(dir / kTokenIndexName, index.command, command);
     report.was_done = true;
+    std::error_code left;  // by a process that was killed after it wrote the index
+    for (const fs::path& part : part_indexes(dir)) fs::remove(part, left);
   } else {
     const FileRange range = corpus_part(options.sources, options.part, options.parts);
     index = take_up(options, dir, own, range.begin);

@@ -172,6 +172,35 @@ TEST_CASE("shards: the same bytes at any number of threads, and after a stop in 
   CHECK(tokens_of({dir.file("parts")}) == all);
 }
 
+TEST_CASE("where a document can't be cut for long, a stop at any shard changes nothing") {
+  const TempDir dir;
+  std::mt19937 random(2);
+  const auto digits = [&](std::size_t bytes) {
+    std::string text;
+    while (text.size() < bytes) text += std::to_string(10'000'000 + random() % 90'000'000) + "\n";
+    return text;
+  };
+  // The one place to cut is found only after the buffer has grown, and not by a process that begins near it.
+  const std::string text = digits(1530 << 10) + "rank\n" + digits(1770 << 10) + words(2 << 20, 5);
+  auto options = options_for({dir.write("a.txt", text)}, gpt2());
+  options.shard_tokens = 200'000;
+  options.threads = 1;
+  const auto report = tokenize_to_directory(options, dir.path() / "whole");
+  REQUIRE(report.shards.size() > 20);
+  const auto expected = contents(dir, "whole");
+  for (const std::size_t stop : {17, 19}) {
+    CAPTURE(stop);
+    const std::string name = "stopped-" + std::to_string(stop);
+    const auto blocked = dir.path() / name / (token_shard_name(1, 1, stop) + ".tmp");
+    std::filesystem::create_directories(blocked / "x");
+    CHECK_THROWS_AS(tokenize_to_directory(options, dir.path() / name), IoError);
+    std::filesystem::remove_all(blocked);
+    tokenize_to_directory(options, dir.path() / name);
+    const bool same = contents(dir, name) == expected;
+    CHECK(same);
+  }
+}
+
 TEST_CASE("another command is refused with what differs") {
   const TempDir dir;
   const auto text = dir.write("a.txt", words(10'000, 1));

@@ -159,7 +159,7 @@ std::string SampleText::rest() { return printable(std::exchange(pending_, {}) + 
 io::OrderedJson read_messages(const std::string& file) {
   io::OrderedJson json = io::parse_ordered_json(io::read_file(file, 64 << 20), file);
   if (json.is_array()) json = io::OrderedJson{{"messages", json}};
-  require(json.is_object() && json.contains("messages"),
+  require(json.is_object() && json.contains("messages") && json["messages"].is_array(),
           "{}: expected a list of messages, or an object with \"messages\"", file);
   return json;
 }
