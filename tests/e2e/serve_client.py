@@ -289,22 +289,26 @@ for _ in range(500):
         break
     time.sleep(0.02)
 assert response.status == 200
-started = time.monotonic()
-server.post(endless)
-full = time.monotonic() - started
-for stream in (False, True):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("POST", "/v1/completions", json.dumps({**endless, "stream": stream}), {"Content-Type": "application/json"})
-    time.sleep(0.05)
-    connection.close()
-    started = time.monotonic()
-    server.post({**good, "max_tokens": 1})
-    waited = time.monotonic() - started
-    assert waited < full / 2, (stream, waited, full)
 deadline = time.monotonic() + 10
 while server.files() > files and time.monotonic() < deadline:
     time.sleep(0.02)
 assert server.files() <= files, (server.files(), files)
+
+# A dropped request stops while it runs.
+slow = Server("--batch", "1")
+started = time.monotonic()
+slow.post(endless)
+full = time.monotonic() - started
+for stream in (False, True):
+    connection = http.client.HTTPConnection("127.0.0.1", slow.port, timeout=30)
+    connection.request("POST", "/v1/completions", json.dumps({**endless, "stream": stream}), {"Content-Type": "application/json"})
+    time.sleep(0.05)
+    connection.close()
+    started = time.monotonic()
+    slow.post({**good, "max_tokens": 1})
+    waited = time.monotonic() - started
+    assert waited < full / 2, (stream, waited, full)
+slow.end()
 
 # A signal ends running requests and idle connections.
 idle = http.client.HTTPConnection("127.0.0.1", server.port)
