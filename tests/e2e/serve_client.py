@@ -33,6 +33,7 @@ class Server:
         atexit.register(self.process.kill)
         for line in self.process.stderr:
             if "serving" in line:
+                self.line = line
                 self.port = int(line.rsplit(":", 1)[1].split("/")[0])
                 return
         raise RuntimeError("the server did not start")
@@ -253,6 +254,9 @@ with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
     raw.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(inner), inner))
     received = b"".join(iter(lambda: raw.recv(65536), b""))
 assert received.count(b"HTTP/1.1 ") == 1 and received.startswith(b"HTTP/1.1 415"), received
+with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n\r\n")
+    assert raw.recv(65536).startswith(b"HTTP/1.1 411")
 for bytes_ in (b"\x00" * 100, b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n"):
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(bytes_)
@@ -326,6 +330,16 @@ with concurrent.futures.ThreadPoolExecutor(2) as pool:
 # A signal right after the start.
 for _ in range(3):
     Server().end()
+
+# IPv6, where the machine has it.
+try:
+    socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+except OSError:
+    pass
+else:
+    server = Server("--host", "::1")
+    assert "http://[::1]:" in server.line, server.line
+    server.end()
 
 # Keys.
 for server, key in ((Server("--api-key", "secret"), "secret"), (Server(TESSERA_API_KEY="other"), "other")):

@@ -55,17 +55,19 @@ bool is_closed_by_peer(int socket) {
   return read == 0 || (read < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-void end_and_drain(int socket, std::chrono::milliseconds patience) {
+void end_and_drain(int socket, std::chrono::milliseconds patience, std::size_t most) {
   if (socket < 0) return;
   ::shutdown(socket, SHUT_WR);
   const auto deadline = std::chrono::steady_clock::now() + patience;
-  for (;;) {
+  for (std::size_t drained = 0; drained < most;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
     pollfd waiting{socket, POLLIN, 0};
     if (left.count() <= 0 || ::poll(&waiting, 1, static_cast<int>(left.count())) <= 0) return;
     char bytes[1 << 14];
-    if (::recv(socket, bytes, sizeof(bytes), MSG_DONTWAIT) <= 0) return;
+    const ssize_t read = ::recv(socket, bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (read <= 0) return;
+    drained += static_cast<std::size_t>(read);
   }
 }
 

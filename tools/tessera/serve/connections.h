@@ -19,8 +19,8 @@ void for_each_connection(int port, const std::function<void(int socket, const Pe
 /// Whether the peer has closed the connection, or its writing side. False for -1.
 bool is_closed_by_peer(int socket);
 
-/// Ends the sending side and discards what still comes, for a limited time: closing a socket with
-/// unread bytes would make the peer lose the answer.
-void end_and_drain(int socket, std::chrono::milliseconds patience);
+/// Ends the sending side and discards what still comes, up to a time and a number of bytes: closing
+/// a socket with unread bytes would make the peer lose the answer.
+void end_and_drain(int socket, std::chrono::milliseconds patience, std::size_t most);
 
 }  // namespace tessera::tools

@@ -18,7 +18,8 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::size_t kMostBody = 16 << 20;  // bytes
+constexpr std::size_t kMostBody = 16 << 20;          // bytes
+constexpr std::size_t kMostDrained = 4 * kMostBody;  // of a refused request
 // Connections that are idle or are being refused; each has a thread.
 constexpr std::size_t kMoreConnections = 192;
 constexpr int kBacklog = 1024;
@@ -44,7 +45,7 @@ void refuse(int socket, httplib::Response& response, const ApiError& error) {
   response.set_content_provider(
       body.size(), kJson, [socket, body](std::size_t offset, std::size_t, httplib::DataSink& sink) {
         if (sink.write(body.data() + offset, body.size() - offset))
-          end_and_drain(socket, kFarewell);
+          end_and_drain(socket, kFarewell, kMostDrained);
         return false;  // closes the connection
       });
 }
