@@ -224,6 +224,9 @@ struct ApiServer::Impl {
       executor.submit(exchange->job);
       if (!exchange->request.streams) {
         answer(*exchange, response);
+        // httplib writes the answer after this function, and destroys the response after that.
+        ++writing;
+        response.content_provider_resource_releaser_ = [this](bool) { --writing; };
         return;
       }
       response.set_chunked_content_provider(
@@ -294,6 +297,7 @@ struct ApiServer::Impl {
   int port = 0;
   int listening = -1;
   std::atomic<std::size_t> running = 0;
+  std::atomic<std::size_t> writing = 0;  // answers that are not streamed
 };
 
 ApiServer::ApiServer(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) {
@@ -332,7 +336,7 @@ void ApiServer::run(const ServedModel& model, Executor& executor) {
 void ApiServer::stop() {
   // httplib cuts streams when it stops.
   const auto deadline = std::chrono::steady_clock::now() + kFarewell;
-  while (impl_->running > 0 && std::chrono::steady_clock::now() < deadline)
+  while ((impl_->running > 0 || impl_->writing > 0) && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   impl_->http.stop();
   for_each_connection(impl_->port, [](int socket, const Peer&) { ::shutdown(socket, SHUT_RD); });
