@@ -18,6 +18,9 @@ TEST_CASE("the server answers, refuses, streams and stops") {
     return;
   }
   CHECK(probe.err.find("set TESSERA_API_KEY") != std::string::npos);
+  for (const char* const host : {"127.example.org", "127.0.0.1.example.org", "::"})
+    CHECK(run_cli({"serve", model.run, "--host", host}).err.find("set TESSERA_API_KEY") !=
+          std::string::npos);
   const Python python("import http.client");
   REQUIRE_MESSAGE(python, python.missing());
   CHECK(python.run_file(source_path("tests/e2e/serve_client.py"),

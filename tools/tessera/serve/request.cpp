@@ -12,6 +12,7 @@
 namespace tessera::tools {
 namespace {
 
+constexpr std::size_t kMostMembers = 1000;
 constexpr std::size_t kMostChoices = 256;
 constexpr std::size_t kMostStops = 16;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
@@ -35,6 +36,41 @@ constexpr UnsupportedField kUnsupported[] = {{"presence_penalty", "0"},
 [[noreturn]] void refuse(const std::string& param, const std::string& message) {
   throw ApiError(400, message, param);
 }
+
+/// Limits the members of objects: OrderedJson takes time quadratic in their number. Leaves syntax
+/// errors to the parser.
+class MemberLimit final : public nlohmann::json_sax<io::Json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override {
+    members_.push_back(0);
+    return true;
+  }
+  bool key(string_t&) override {
+    if (++members_.back() > kMostMembers)
+      throw ApiError(
+          400, fmt::format("the request has an object with more than {} members", kMostMembers));
+    return true;
+  }
+  bool end_object() override {
+    members_.pop_back();
+    return true;
+  }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(std::size_t, const std::string&, const io::Json::exception&) override {
+    return false;
+  }
+
+ private:
+  std::vector<std::size_t> members_;  // per enclosing object
+};
 
 /// Typed access to the fields of a JSON object; null is as if the field were missing.
 class Fields {
@@ -250,6 +286,8 @@ ApiRequest parse(const io::OrderedJson& json, bool is_chat, const ServedModel& m
 }  // namespace
 
 ApiRequest parse_api_request(const std::string& body, bool is_chat, const ServedModel& model) {
+  MemberLimit limit;
+  io::Json::sax_parse(body, &limit);
   try {
     return parse(io::parse_ordered_json(body, "the request"), is_chat, model);
   } catch (const Error& error) {

@@ -1,4 +1,6 @@
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -27,7 +29,11 @@ struct ServeOptions {
 #ifdef TESSERA_HTTPLIB
 
 bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in_addr v4{};
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6{};
+  if (::inet_pton(AF_INET6, host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+  return host == "localhost";
 }
 
 int run(const ServeOptions& options) {
@@ -55,8 +61,10 @@ int run(const ServeOptions& options) {
   const StopSignal stop;
   Executor executor(loaded, options.batch);
   std::thread connections([&] { server.run(model, executor); });
-  std::cerr << fmt::format("tessera: serving {} on http://{}:{}/v1\n", name, options.host,
-                           server.port());
+  while (!server.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const bool is_v6 = options.host.find(':') != std::string::npos;
+  std::cerr << fmt::format("tessera: serving {} on http://{}:{}/v1\n", name,
+                           is_v6 ? "[" + options.host + "]" : options.host, server.port());
   while (stop.received() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   executor.stop();
   server.stop();

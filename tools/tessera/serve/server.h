@@ -27,6 +27,8 @@ class ApiServer {
   int port() const;
   /// Serves until stop().
   void run(const ServedModel& model, Executor& executor);
+  /// Whether run() has begun. Before it has, stop() has no effect.
+  bool is_running() const;
   /// Refuses new connections and ends idle ones. Call it after the executor has stopped: requests
   /// have 2 s to send the end of their answers.
   void stop();
