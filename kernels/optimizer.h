@@ -28,8 +28,8 @@ struct AdamWRange {
   float decay = 1, rate = 0;
 };
 
-/// Which weights decay: all, or only those that the update makes smaller ("cautious": Chen et al. 2025,
-/// arXiv:2510.12402).
+/// Selects the weights that decay: all, or only those that the update makes smaller ("cautious":
+/// Chen et al. 2025, arXiv:2510.12402).
 enum class Decay : std::uint8_t { All, Shrinking };
 
 /// One AdamW step over ranges of a flat buffer, in one pass over weights and moments.

@@ -9,7 +9,7 @@ namespace tessera::kernels {
 
 /// C = op(A) op(B) [+ bias] [+ C] for row-major matrices, on the calling thread.
 struct LibraryProduct {
-  /// What the library chooses its kernel by.
+  /// Key of a library's kernel.
   struct Form {
     DType operands;  ///< f32, bf16; of A, B and bias
     DType result;    ///< f32, or the dtype of the operands

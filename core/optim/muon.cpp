@@ -12,7 +12,7 @@ namespace tessera::optim {
 namespace {
 
 constexpr int kSteps = 5;
-// Of the polynomial a x + b x^3 + c x^5, which brings singular values near 1.
+// Coefficients of a x + b x^3 + c x^5, which brings singular values near 1.
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
 
 Tensor scratch(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype) {

@@ -30,7 +30,7 @@ struct Part {
   int number = 0, count = 0;
 };
 
-/// Of a name that part_index_name() makes.
+/// Number and count in a name made by part_index_name().
 std::optional<Part> part_of_name(const std::string& name) {
   Part part;
   if (std::sscanf(name.c_str(), "part-%5d-of-%5d.json", &part.number, &part.count) != 2 ||

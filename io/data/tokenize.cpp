@@ -189,7 +189,7 @@ void remove_shards(const fs::path& dir) {
   }
 }
 
-/// What an earlier process left of a part.
+/// Index of a part: that of an earlier process, or a new one.
 TokenIndex take_up(const TokenizeOptions& options, const fs::path& dir, const fs::path& own,
                    std::size_t first_file) {
   TokenIndex index;

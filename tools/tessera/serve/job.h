@@ -36,7 +36,7 @@ struct TokenRecord {
   std::optional<TokenScore> score;  ///< none: the first token of a prompt
 };
 
-/// What a choice's text grew by.
+/// Text that was added to a choice.
 struct CompletionPart {
   std::size_t choice = 0;
   std::string text = {};  ///< valid UTF-8

@@ -97,7 +97,7 @@ io::OrderedJson ResponseWriter::logprobs(const std::vector<TokenRecord>& tokens)
     }
     log_probs.push_back(token.score->log_prob);
     io::OrderedJson top = io::OrderedJson::object();
-    // Of tokens with one text, the likeliest is kept.
+    // Keeps the likeliest of tokens with the same text.
     for (const auto& [id, log_prob] : token.score->top)
       top.emplace(token_text(id == token.id ? token.text : text_of_id(id)), log_prob);
     top.emplace(texts.back().get<std::string>(), token.score->log_prob);

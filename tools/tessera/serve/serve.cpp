@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -60,15 +61,23 @@ int run(const ServeOptions& options) {
   const ServedModel model{loaded, name, options.chat_template};
   const StopSignal stop;
   Executor executor(loaded, options.batch);
-  std::thread connections([&] { server.run(model, executor); });
-  while (!server.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::atomic<bool> has_ended = false;
+  std::thread connections([&] {
+    server.run(model, executor);
+    has_ended = true;
+  });
+  while (!server.is_running() && !has_ended)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const bool is_v6 = options.host.find(':') != std::string::npos;
   std::cerr << fmt::format("tessera: serving {} on http://{}:{}/v1\n", name,
                            is_v6 ? "[" + options.host + "]" : options.host, server.port());
-  while (stop.received() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  while (stop.received() == 0 && !has_ended)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const bool was_stopped = stop.received() != 0;
   executor.stop();
   server.stop();
   connections.join();
+  require<IoError>(was_stopped, "the server can't accept connections any more");
   return stop_exit_code(stop.received());
 }
 
