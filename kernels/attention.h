@@ -45,7 +45,7 @@ struct AttentionForward {
   TensorView q, k, v;
   TensorView out;
   TensorView log_sum_exp{};
-  float scale = 1.0F;  ///< usually 1 / sqrt(D)
+  float scale = 1.0F;  ///< positive, usually 1 / sqrt(D)
   AttentionVariant variant{};
 };
 void attention_forward(Context& context, const AttentionForward& args);

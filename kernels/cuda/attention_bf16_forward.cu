@@ -9,10 +9,11 @@ namespace {
 // A block owns a tile of queries of one head and loops over the keys that they see, from the first,
 // so that every row sees a key before a fully masked tile. The next tile of keys and values is
 // loaded while the current one is used. A warp owns whole rows, so that their maximum and sum need
-// shuffles among four lanes only. Scores are scaled by log2(e), for exp2.
+// shuffles among four lanes only. exp2 takes scores times log2(e), multiplied and subtracted in one
+// instruction.
 //
 // Bound by the tensor cores for long sequences (4 D operations per score, besides an exp2 and some
-// five other operations), and by the latency of the first tile for short ones.
+// four other operations), and by the latency of the first tile for short ones.
 template <int kDim>
 __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
     attention_forward_bf16_kernel(const AttentionForwardArgs<BFloat16> args, int tiles) {
@@ -75,7 +76,6 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
           TESSERA_UNROLL
           for (int i = 0; i < 2; ++i) {
             float& score = scores[m][n].x[2 * half + i];
-            score *= scale;
             if (masked && 8 * n + 2 * at.in_group + i > visible)
               score = -std::numeric_limits<float>::infinity();
             highest = fmaxf(highest, score);
@@ -83,15 +83,16 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
         }
         highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
-        const float factor = fast_exp2(maxima[m][half] - highest);
+        const float factor = fast_exp2((maxima[m][half] - highest) * scale);
         maxima[m][half] = highest;
+        const float shift = highest * scale;
         float total = totals[m][half] * factor;  // of the columns of this lane
         TESSERA_UNROLL
         for (int n = 0; n < N; ++n) {
           TESSERA_UNROLL
           for (int i = 0; i < 2; ++i) {
             float& score = scores[m][n].x[2 * half + i];
-            score = fast_exp2(score - highest);
+            score = fast_exp2(score * scale - shift);
             total += score;
           }
         }
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(AttentionForwardShape<kDim>::kThreads)
       if (args.log_sum_exp != nullptr && at.in_group == 0 && row < count) {
         const std::int64_t head = std::int64_t{place.batch} * sizes.heads + place.head;
         args.log_sum_exp[head * sizes.queries + first + row] =
-            (maxima[m][half] + log2f(total)) * kLn2;
+            (maxima[m][half] * scale + log2f(total)) * kLn2;
       }
     }
   }

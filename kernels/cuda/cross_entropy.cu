@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/context.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/cuda/device/reduce.h"
 #include "kernels/cuda/launch.h"
@@ -52,9 +53,9 @@ struct RowGradient {
   Compute<T> maximum, factor, at_target;
   int target;
 
+  /// Writes the gradients of logits i, i + 1, ...
   template <int N>
-  __device__ __forceinline__ void write(T* row, int i) const {
-    Pack<T, N> pack = load_pack<N>(row + i);
+  __device__ __forceinline__ void write(T* row, int i, Pack<T, N> pack) const {
     for (int k = 0; k < N; ++k) {
       const Compute<T> logit = cap(widen(pack[k]));
       Compute<T> gradient = std::exp(logit - maximum) * factor;
@@ -67,8 +68,9 @@ struct RowGradient {
 
 // A block owns a row: single elements up to the first multiple of 16 bytes, then packs, then the
 // single elements that remain. Memory-bound: reads each logit once and writes its gradient once.
-// The second pass over a row runs backwards, so that most of its reads hit the caches.
-template <typename T, bool kWriteGradient, bool kCapped>
+// With kKeepRow, shared memory keeps the packs for the second pass, each thread its own. Otherwise
+// that pass runs backwards, so that most of its reads hit the caches.
+template <typename T, bool kWriteGradient, bool kCapped, bool kKeepRow>
 __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
     cross_entropy_kernel(T* logits, std::int64_t stride, int columns, const std::int32_t* targets,
                          Compute<T>* losses, Compute<T> grad_scale, Cap<kCapped, Compute<T>> cap) {
@@ -94,10 +96,15 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   const A nan = std::numeric_limits<A>::quiet_NaN();
   // Read before the first barrier, because other threads overwrite the row after the last one.
   const A target_logit = known ? cap(widen(row[target])) : nan;
+  const auto kept = shared.take<T>(kKeepRow ? packs * N : 0);
 
   OnlineSoftmax<kCapped, A> own{cap};
   if (thread < head) own.add(load_pack<1>(row + thread));
-  for (int p = thread; p < packs; p += threads) own.add(load_pack<N>(row + head + p * N));
+  for (int p = thread; p < packs; p += threads) {
+    const Pack<T, N> pack = load_pack<N>(row + head + p * N);
+    if constexpr (kKeepRow) kept.template store<N>(p * N, pack);
+    own.add(pack);
+  }
   if (tail + thread < columns) own.add(load_pack<1>(row + tail + thread));
 
   const A maximum = block_reduce(own.maximum, scratch, std::numeric_limits<A>::lowest(), Maximum{});
@@ -107,12 +114,20 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   if constexpr (kWriteGradient) {
     const A scale = known ? grad_scale : nan;
     const RowGradient<kCapped, T> gradient{cap, maximum, scale / sum, scale, target};
-    if (tail + thread < columns) gradient.template write<1>(row, tail + thread);
+    const auto write = [&]<int kWidth>(std::integral_constant<int, kWidth>, int i) {
+      gradient.template write<kWidth>(row, i, load_pack<kWidth>(row + i));
+    };
+    constexpr std::integral_constant<int, 1> kSingle{};
+    if (tail + thread < columns) write(kSingle, tail + thread);
     if (thread < packs) {
-      for (int p = thread + (packs - 1 - thread) / threads * threads; p >= 0; p -= threads)
-        gradient.template write<N>(row, head + p * N);
+      for (int p = thread + (packs - 1 - thread) / threads * threads; p >= 0; p -= threads) {
+        if constexpr (kKeepRow)
+          gradient.template write<N>(row, head + p * N, kept.template load<N>(p * N));
+        else
+          write(std::integral_constant<int, N>{}, head + p * N);
+      }
     }
-    if (thread < head) gradient.template write<1>(row, thread);
+    if (thread < head) write(kSingle, thread);
   }
 }
 
@@ -127,11 +142,18 @@ void run(Context& context, const CrossEntropy& args) {
                        "{} columns)",
                        logits.shape, std::numeric_limits<std::int32_t>::max(),
                        CrossEntropyShape::kMostColumns);
-  launch(context, "cross_entropy",
-         args.write_gradient ? cross_entropy_kernel<T, true, kCapped>
-                             : cross_entropy_kernel<T, false, kCapped>,
+  int shared_bytes = SharedMemory::shared_bytes<A>(kWarpSize);
+  auto kernel = cross_entropy_kernel<T, false, kCapped, false>;
+  if (args.write_gradient) {
+    const std::int64_t row_bytes = columns * static_cast<std::int64_t>(sizeof(T)) + 15;
+    const bool keep = CrossEntropyShape::keeps(shared_bytes + row_bytes, context.limits());
+    kernel = keep ? cross_entropy_kernel<T, true, kCapped, true>
+                  : cross_entropy_kernel<T, true, kCapped, false>;
+    if (keep) shared_bytes += SharedMemory::shared_bytes<T>(static_cast<int>(columns));
+  }
+  launch(context, "cross_entropy", kernel,
          LaunchShape{static_cast<unsigned>(rows), CrossEntropyShape::threads(columns, sizeof(T)),
-                     SharedMemory::shared_bytes<A>(kWarpSize)},
+                     shared_bytes},
          static_cast<T*>(logits.data), logits.strides[0], static_cast<int>(columns),
          static_cast<const std::int32_t*>(args.targets.data), static_cast<A*>(args.losses.data),
          static_cast<A>(args.grad_scale),

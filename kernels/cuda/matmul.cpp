@@ -3,14 +3,18 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <compare>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/context.h"
 #include "core/base/cuda/backend.h"
@@ -121,10 +125,14 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
   return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
+constexpr int kMostCandidates = 16;
+
 /// The cuBLASLt kernel for a key, or the reason why there is none.
 class Plan {
  public:
-  Plan(cublasLtHandle_t handle, const Key& key)
+  /// @param timed  whether the first run() selects the fastest of the kernels that cuBLASLt names
+  ///   first, which may be another one in the next process; else it is the first of them
+  Plan(cublasLtHandle_t handle, const Key& key, bool timed)
       : a_(key.dtype, key.transpose_a ? key.m : key.k, key.transpose_a ? key.k : key.m,
            key.a_stride),
         b_(key.dtype, key.transpose_b ? key.k : key.n, key.transpose_b ? key.n : key.k,
@@ -146,7 +154,8 @@ class Plan {
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kAlignedPlace);
       }
-      find_algorithm(handle, key);
+      // A product that is added to c can't be repeated to time it.
+      find_algorithms(handle, key, timed && !key.accumulate ? kMostCandidates : 1);
     } catch (...) {
       cublasLtMatmulDescDestroy(description_);
       throw;
@@ -169,12 +178,16 @@ class Plan {
     const float beta = args.accumulate ? 1.0F : 0.0F;
     const double one64 = 1.0;
     const double beta64 = args.accumulate ? 1.0 : 0.0;
-    const cublasStatus_t status =
-        cublasLtMatmul(backend.cublas_lt().get(), description_,
-                       f64 ? static_cast<const void*>(&one64) : &one, args.b.data, b_.get(),
-                       args.a.data, a_.get(), f64 ? static_cast<const void*>(&beta64) : &beta,
-                       args.c.data, c_.get(), args.c.data, c_.get(), &algorithm_, workspace,
-                       workspace_bytes_, static_cast<cudaStream_t>(backend.stream()));
+    const auto stream = static_cast<cudaStream_t>(backend.stream());
+    const auto multiply = [&](const Candidate& candidate) {
+      return cublasLtMatmul(backend.cublas_lt().get(), description_,
+                            f64 ? static_cast<const void*>(&one64) : &one, args.b.data, b_.get(),
+                            args.a.data, a_.get(), f64 ? static_cast<const void*>(&beta64) : &beta,
+                            args.c.data, c_.get(), args.c.data, c_.get(), &candidate.algorithm,
+                            workspace, candidate.workspace_bytes, stream);
+    };
+    if (candidates_.size() > 1) keep_fastest(stream, multiply);
+    const cublasStatus_t status = multiply(candidates_.front());
     const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
                          status == CUBLAS_STATUS_INVALID_VALUE ||
                          status == CUBLAS_STATUS_ARCH_MISMATCH;
@@ -185,16 +198,47 @@ class Plan {
     check_lt(status, "cublasLtMatmul");
     return true;
   }
-  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  std::size_t workspace_bytes() const {
+    std::size_t most = 0;
+    for (const Candidate& candidate : candidates_) most = std::max(most, candidate.workspace_bytes);
+    return most;
+  }
 
  private:
+  struct Candidate {
+    cublasLtMatmulAlgo_t algorithm;
+    std::size_t workspace_bytes;
+  };
+
   template <typename T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     check_lt(cublasLtMatmulDescSetAttribute(description_, attribute, &value, sizeof(value)),
              "cublasLtMatmulDescSetAttribute");
   }
 
-  void find_algorithm(cublasLtHandle_t handle, const Key& key) {
+  template <typename Multiply>
+  void keep_fastest(cudaStream_t stream, const Multiply& multiply) {
+    constexpr int kRuns = 3;
+    tessera::cuda::Event begin(cudaEventDefault), end(cudaEventDefault);
+    Candidate fastest = candidates_.front();
+    double least = std::numeric_limits<double>::infinity();
+    for (const Candidate& candidate : candidates_) {
+      if (multiply(candidate) != CUBLAS_STATUS_SUCCESS) continue;
+      for (int i = 0; i < kRuns; ++i) {
+        begin.record(stream);
+        if (multiply(candidate) != CUBLAS_STATUS_SUCCESS) break;
+        end.record(stream);
+        end.synchronize();
+        if (const double ms = end.milliseconds_since(begin); ms < least) {
+          least = ms;
+          fastest = candidate;
+        }
+      }
+    }
+    candidates_ = {fastest};
+  }
+
+  void find_algorithms(cublasLtHandle_t handle, const Key& key, int most) {
     cublasLtMatmulPreference_t preference = nullptr;
     check_lt(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const auto set_preference = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -214,27 +258,26 @@ class Plan {
     for (const auto& [attribute, bytes] : alignments) {
       if (status == CUBLAS_STATUS_SUCCESS) status = set_preference(attribute, bytes);
     }
-    cublasLtMatmulHeuristicResult_t best{};
+    std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> results{};
     int found = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
       status = cublasLtMatmulAlgoGetHeuristic(handle, description_, b_.get(), a_.get(), c_.get(),
-                                              c_.get(), preference, 1, &best, &found);
+                                              c_.get(), preference, most, results.data(), &found);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS || found != 1) {
+    if (status != CUBLAS_STATUS_SUCCESS || found < 1) {
       why_not_ = fmt::format(
           "cuBLASLt has no kernel for [{}, {}] x [{}, {}] in {} with leading dims {}, {}, {}: {}",
           key.m, key.k, key.k, key.n, key.dtype, key.a_stride, key.b_stride, key.c_stride,
           cublasLtGetStatusString(status));
       return;
     }
-    algorithm_ = best.algo;
-    workspace_bytes_ = best.workspaceSize;
+    for (const auto& result : std::span(results).first(static_cast<std::size_t>(found)))
+      candidates_.push_back({result.algo, result.workspaceSize});
   }
 
   Layout a_, b_, c_;
   cublasLtMatmulDesc_t description_ = nullptr;
-  cublasLtMatmulAlgo_t algorithm_{};
-  std::size_t workspace_bytes_ = 0;
+  std::vector<Candidate> candidates_;
   std::string why_not_;
 };
 
@@ -257,9 +300,9 @@ class MatmulPlans final : public KernelState {
   explicit MatmulPlans(const cudaDeviceProp& gpu)
       : why_no_epilogues_(cuda::why_no_epilogues(gpu)) {}
 
-  Plan& get(cublasLtHandle_t handle, const Key& key) {
+  Plan& get(cublasLtHandle_t handle, const Key& key, bool timed) {
     auto& plan = plans_[key];
-    if (!plan) plan = std::make_unique<Plan>(handle, key);
+    if (!plan) plan = std::make_unique<Plan>(handle, key, timed);
     return *plan;
   }
   const std::string& why_no_epilogues() const { return why_no_epilogues_; }
@@ -281,7 +324,8 @@ MatmulPlans& plans_of(CudaBackend& backend) {
 /// @return empty, or the reason why cuBLASLt can't run it; c is then unchanged
 std::string run(Context& context, const Matmul& args) {
   CudaBackend& backend = backend_of(context);
-  Plan& plan = plans_of(backend).get(backend.cublas_lt().get(), key_of(args));
+  Plan& plan =
+      plans_of(backend).get(backend.cublas_lt().get(), key_of(args), !context.deterministic());
   if (!plan.why_not().empty()) return plan.why_not();
   const Workspace workspace(context, plan.workspace_bytes(), "matmul");
   // cuBLASLt needs a bias in c's dtype, aligned to kEpilogueAlignment.

@@ -230,10 +230,6 @@ TEST_CASE("attention with extreme scores stays finite and picks the largest") {
                         {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), kScale});
       check_close(out.values(), {1, 2, 2}, 1e-6);
       check_close(log_sum_exp.values(), {-384, 384, 384}, 1e-6);
-      attention_forward(context,
-                        {qkv.q(), qkv.k(), qkv.v(), out.view(), log_sum_exp.view(), -kScale});
-      check_close(out.values(), {1, 1, 1}, 1e-6);
-      check_close(log_sum_exp.values(), {384, 384, 384}, 1e-6);
     }
   });
 }

@@ -159,6 +159,15 @@ TEST_CASE("cross_entropy starts whole warps, up to the block limit") {
   CHECK(Shape::threads(Shape::kMostColumns, 4) == 1024);
 }
 
+TEST_CASE("cross_entropy keeps rows of which a multiprocessor has room for two") {
+  using Shape = kernels::cuda::CrossEntropyShape;
+  const DeviceLimits h100{132, 227 * 1024}, a100{108, 163 * 1024};
+  CHECK(Shape::keeps(50304 * 2 + 128, h100));
+  CHECK(Shape::keeps(113 * 1024, h100));
+  CHECK(!Shape::keeps(113 * 1024 + 1, h100));
+  CHECK(!Shape::keeps(50304 * 2 + 128, a100));
+}
+
 TEST_CASE("cross_entropy on a device gives NaN for a target outside of the vocabulary") {
   for_each_context([](Context& context) {
     if (context.device().type == DeviceType::CPU) return;

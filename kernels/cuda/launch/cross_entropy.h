@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/device.h"
+
 namespace tessera::kernels::cuda {
 
 /// A block owns a row.
@@ -17,6 +19,13 @@ struct CrossEntropyShape {
   static unsigned threads(std::int64_t columns, std::size_t bytes) {
     const std::int64_t warps = (columns + 16 * 32 - 1) / (16 * 32);
     return 32 * static_cast<unsigned>(std::clamp<std::int64_t>(warps, 1, most_threads(bytes) / 32));
+  }
+
+  /// Whether two blocks that take `bytes` of shared memory fit a multiprocessor, so that one reads
+  /// while the other one writes. CUDA takes 1 KiB for each block.
+  static bool keeps(std::int64_t bytes, const DeviceLimits& limits) {
+    constexpr std::int64_t kReserved = 1024;
+    return 2 * (bytes + kReserved) <= limits.shared_bytes + kReserved;
   }
 };
 
