@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "comm/reduce.h"
 #include "core/base/context.h"
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 
 namespace tessera::comm {
 namespace {
@@ -88,11 +88,6 @@ void relax() {
 #endif
 }
 
-int available_cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 class SharedMemoryBackend final : public ProcessBackend {
  public:
   SharedMemoryBackend(const std::shared_ptr<Store>& store, int rank, int world_size,
@@ -102,7 +97,7 @@ class SharedMemoryBackend final : public ProcessBackend {
         store_(store),
         context_(options.communicator.context),
         layout_(layout_of(world_size, options)),
-        spins_(world_size <= available_cores()),
+        spins_(world_size <= this_process_processors().shared()),
         segment_(std::move(segment)) {
     require(segment_.bytes() >= layout_.bytes(),
             "a segment of {} bytes is too small for {} ranks with chunks of {}, which need {}",

@@ -22,6 +22,7 @@
 #include "comm/threads.h"
 #include "core/base/choose_device.h"
 #include "core/base/error.h"
+#include "core/base/processors.h"
 #include "train/fault_line.h"
 
 namespace tessera::train {
@@ -77,7 +78,9 @@ Rank join(const RankOptions& options) {
   Rank rank;
   rank.timeout = options.timeout;
   rank.run_id = run_id_of(environment);
-  rank.context = open_device(options.device, environment.local_rank, threads).context;
+  rank.context =
+      open_device(options.device, environment.local_rank, threads, environment.local_world_size)
+          .context;
   comm::BootstrapOptions bootstrap;
   bootstrap.backend = options.backend;
   bootstrap.init_timeout = options.init_timeout;
@@ -164,7 +167,7 @@ int default_threads(std::int64_t asked, int local_ranks) {
             "OMP_NUM_THREADS must be a number of threads, 1 or more, got '{}'", variable);
     return threads;
   }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
+  return share_of_rank(this_process_processors(), 0, local_ranks).threads;
 }
 
 }  // namespace tessera::train

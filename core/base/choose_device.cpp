@@ -5,6 +5,7 @@
 
 #include "core/base/device_backend.h"
 #include "core/base/error.h"
+#include "core/base/processors.h"
 
 namespace tessera {
 
@@ -21,18 +22,22 @@ std::optional<int> parse_device(const std::string& wanted) {
   return index;
 }
 
-ChosenDevice open_device(const std::string& wanted, int local_rank, int threads) {
+ChosenDevice open_device(const std::string& wanted, int local_rank, int threads, int local_ranks) {
   const auto open = [&](Device device) {
     return Context::create({.device = device, .threads = threads});
   };
+  const auto open_cpu = [&] {
+    bind_to_numa_nodes(local_rank, local_ranks);
+    return open({});
+  };
   const auto own_gpu = [&] { return open({DeviceType::CUDA, local_rank % count_devices()}); };
   if (const auto index = parse_device(wanted)) return {open({DeviceType::CUDA, *index})};
-  if (wanted == "cpu") return {open({})};
+  if (wanted == "cpu") return {open_cpu()};
   if (wanted == "cuda") return {own_gpu()};
   try {
     return {own_gpu()};
   } catch (const Unsupported& error) {
-    return {open({}), error.what()};
+    return {open_cpu(), error.what()};
   }
 }
 

@@ -1,12 +1,11 @@
 #include "core/base/system_memory.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <string_view>
+
+#include "core/base/control_groups.h"
 
 namespace tessera {
 namespace {
@@ -43,6 +42,7 @@ std::int64_t used_by(const std::filesystem::path& group, const Names& names) {
   return used;
 }
 
+// The tightest limit counts.
 void apply(SystemMemory& memory, const std::filesystem::path& group, const Names& names) {
   std::int64_t limit = 0;
   if (!(std::ifstream(group / names.limit) >> limit) || limit <= 0 || limit >= of_machine().total)
@@ -52,35 +52,13 @@ void apply(SystemMemory& memory, const std::filesystem::path& group, const Names
   memory.available = std::min(memory.available, left);
 }
 
-// Applies the limits of all nested groups; the tightest one counts.
-void apply_all(SystemMemory& memory, const std::filesystem::path& root, std::string_view path,
-               const Names& names) {
-  std::filesystem::path group = root;
-  apply(memory, group, names);
-  for (const auto& part : std::filesystem::path(path).relative_path()) {
-    if (part == "..") return;  // outside this namespace
-    group /= part;
-    apply(memory, group, names);
-  }
-}
-
 }  // namespace
 
 SystemMemory system_memory(const std::string& root, const std::string& membership) {
   SystemMemory out = of_machine();
-  apply(out, root, kVersion2);
-  std::ifstream in(membership);  // "0::/a/b" or "4:cpu,memory:/a/b"
-  for (std::string line; std::getline(in, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const std::string path = line.substr(second + 1);
-    if (line.starts_with("0::")) {
-      apply_all(out, root, path, kVersion2);
-    } else if (controllers.find(",memory,") != std::string::npos) {
-      apply_all(out, root + "/memory", path, kVersion1);
-    }
-  }
+  for_each_control_group(root, membership, "memory", [&](const auto& group, auto version) {
+    apply(out, group, version == ControlGroupVersion::V1 ? kVersion1 : kVersion2);
+  });
   return out;
 }
 

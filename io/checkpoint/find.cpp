@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/processors.h"
 #include "io/checkpoint/verify.h"
 #include "io/source/other_formats.h"
 
@@ -77,7 +78,7 @@ NewestCheckpoint newest_valid(const fs::path& run_or_checkpoints_dir,
       auto reader = open_patiently(entry->path);
       if (options.verify_data) {
         // Uses many threads, because a run that resumes has the machine to itself.
-        const auto threads = std::clamp(std::thread::hardware_concurrency(), 2U, 16U);
+        const auto threads = std::clamp(usable_processors(), 2, 16);
         const VerifyReport report =
             verify_checkpoint(reader, {.threads = static_cast<int>(threads)});
         require<CorruptCheckpoint>(report.problems.empty(), "{}",

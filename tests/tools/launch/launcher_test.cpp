@@ -15,6 +15,7 @@
 
 #include "comm/control/tcp_store.h"
 #include "core/base/error.h"
+#include "core/base/processors.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/text.h"
@@ -95,8 +96,7 @@ TEST_CASE("the user's OMP_NUM_THREADS is kept, else cores are divided among rank
   const test::TempDir dir;
   ::unsetenv("OMP_NUM_THREADS");
   run(1, "echo $OMP_NUM_THREADS > $DIR/unset", dir);
-  CHECK(std::stoi(dir.read("unset")) ==
-        std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  CHECK(std::stoi(dir.read("unset")) == usable_processors());
   ::setenv("OMP_NUM_THREADS", "7", 1);
   run(2, "echo $OMP_NUM_THREADS > $DIR/$RANK", dir);
   ::unsetenv("OMP_NUM_THREADS");

@@ -12,10 +12,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/consolidate/diff_sources.h"
@@ -300,7 +300,7 @@ int run_diff(const DiffCommand& options) {
 Command add_checkpoint_diff(CLI::App& parent) {
   const auto options = std::make_shared<DiffCommand>();
   io::DiffOptions& diff = options->diff;
-  diff.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  diff.threads = std::min(usable_processors(), 8);
   CLI::App* app = parent.add_subcommand(
       "diff",
       "Show which tensors of two checkpoints differ, and by how much, for any numbers of ranks; of "

@@ -12,10 +12,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/base/size.h"
 #include "io/checkpoint/find.h"
@@ -216,7 +216,7 @@ int run_reshard(const ReshardCommand& options) {
 Command add_checkpoint_reshard(CLI::App& parent) {
   const auto options = std::make_shared<ReshardCommand>();
   io::ReshardOptions& reshard = options->reshard;
-  reshard.jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 4U));
+  reshard.jobs = std::min(usable_processors(), 4);
   CLI::App* app = parent.add_subcommand(
       "reshard",
       "Write a checkpoint as a run with another number of ranks would have saved it, also from "

@@ -7,10 +7,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/checkpoint/find.h"
 #include "io/source/find_sharded.h"
@@ -66,7 +66,7 @@ int run_seal(const SealCommand& options) {
 
 Command add_checkpoint_seal(CLI::App& parent) {
   const auto options = std::make_shared<SealCommand>();
-  options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  options->jobs = std::min(usable_processors(), 8);
   CLI::App* app = parent.add_subcommand(
       "seal",
       "Record checksums of the files of another program, next to them (tessera.seal.json or "

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/seal/verify_path.h"
 #include "io/source/open_sharded.h"
@@ -95,7 +95,7 @@ int run_verify(const VerifyCommand& options) {
 
 Command add_checkpoint_verify(CLI::App& parent) {
   const auto options = std::make_shared<VerifyCommand>();
-  options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  options->jobs = std::min(usable_processors(), 8);
   CLI::App* app = parent.add_subcommand(
       "verify",
       "Read everything and check coverage, checksums and finite values; exit 1 and name file, "

@@ -12,11 +12,11 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/consolidate/options.h"
 #include "tools/tessera/command.h"
@@ -35,9 +35,7 @@ struct Options {
   std::string source, out;
 };
 
-int default_jobs() {
-  return static_cast<int>(std::clamp(4 * std::thread::hardware_concurrency(), 4U, 16U));
-}
+int default_jobs() { return std::clamp(4 * usable_processors(), 4, 16); }
 
 void print_json(const io::ConsolidateReport& report, const std::vector<std::string>& warnings,
                 const std::string& out) {

@@ -9,10 +9,10 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "core/base/error.h"
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
 #include "io/consolidate/options.h"
@@ -122,7 +122,7 @@ int run_tokenize(const TokenizeCommand& command) {
 Command add_data_tokenize(CLI::App& parent) {
   const auto command = std::make_shared<TokenizeCommand>();
   io::TokenizeOptions& options = command->options;
-  options.threads = static_cast<int>(std::max(std::thread::hardware_concurrency(), 1U));
+  options.threads = usable_processors();
   CLI::App* app = parent.add_subcommand(
       "tokenize",
       "Write the token ids of documents to token files, which training reads.\n"

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "io/base/json.h"
 #include "io/data/verify_tokens.h"
 #include "tools/tessera/command.h"
@@ -58,7 +58,7 @@ int run_verify_tokens(const VerifyTokensCommand& options) {
 
 Command add_data_verify(CLI::App& parent) {
   const auto options = std::make_shared<VerifyTokensCommand>();
-  options->jobs = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
+  options->jobs = std::min(usable_processors(), 8);
   CLI::App* app = parent.add_subcommand(
       "verify",
       "Read all token shards and check sizes, checksums and ids against the vocabulary; exit 1 and "

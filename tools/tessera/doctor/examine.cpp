@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -14,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <thread>
 #include <vector>
 
 #include "comm/nccl.h"
@@ -22,6 +20,7 @@
 #include "core/base/context.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin.h"
+#include "core/base/processors.h"
 #include "core/base/rng.h"
 #include "core/base/system_memory.h"
 #include "core/ops/attention.h"
@@ -49,13 +48,6 @@ std::int64_t free_bytes_of(const std::filesystem::path& path) {
   struct statvfs status {};
   if (::statvfs(path.c_str(), &status) != 0) return -1;
   return static_cast<std::int64_t>(status.f_bavail) * static_cast<std::int64_t>(status.f_frsize);
-}
-
-int usable_processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 /// @param plugin   expected path; may be absent
@@ -110,7 +102,7 @@ Machine examine_machine(const std::filesystem::path& cgroup) {
   out.processor = proc_value("/proc/cpuinfo", "model name");
   if (out.processor.empty()) out.processor = "unknown";
   out.level = detect_cpu_level();
-  out.threads = usable_processors();
+  out.threads = this_process_processors(cgroup.string()).usable();
   const SystemMemory memory = system_memory(cgroup);
   out.memory_total = memory.total;
   out.memory_available = memory.available;

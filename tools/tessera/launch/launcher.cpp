@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "comm/collective.h"
 #include "comm/control/agreement.h"
@@ -25,6 +24,7 @@
 #include "comm/control/rendezvous.h"
 #include "comm/control/tcp_store.h"
 #include "core/base/error.h"
+#include "core/base/processors.h"
 #include "tools/tessera/launch/log_output.h"
 #include "tools/tessera/launch/rank_process.h"
 #include "tools/tessera/report/utf8.h"
@@ -139,7 +139,7 @@ class Launch {
 
   void start(int number, const std::vector<std::string>& argv) {
     auto variables = comm::process_environment();
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    const int cores = usable_processors();
     variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1, cores / nproc_)));
     variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(number);
     variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = std::to_string(nproc_);

@@ -11,7 +11,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <thread>
 
 #include "comm/bootstrap.h"
 #include "comm/control/agreement.h"
@@ -20,6 +19,7 @@
 #include "core/base/choose_device.h"
 #include "core/base/device_backend.h"
 #include "core/base/memory.h"
+#include "core/base/processors.h"
 #include "core/base/system_memory.h"
 #include "core/base/thread_pool.h"
 #include "tools/tessera/command.h"
@@ -279,8 +279,7 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     const bool on_gpu = context->device().type == DeviceType::CUDA;
     for (std::string& note :
          advice(setup.config, make_model(setup.config, setup.model)->parameter_count(),
-                !setup.resume && !setup.init_from && !setup.adapters,
-                std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+                !setup.resume && !setup.init_from && !setup.adapters, usable_processors(),
                 on_gpu ? 0 : environment.local_world_size))
       setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
@@ -371,7 +370,8 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   status->enter("start");
   const ChosenDevice chosen =
       open_device(config.train.device, environment.local_rank,
-                  train::default_threads(config.train.threads, environment.local_world_size));
+                  train::default_threads(config.train.threads, environment.local_world_size),
+                  environment.local_world_size);
   chosen.context->ledger().set_limit(config.train.memory_limit);
   comm::RankGroup group = join(config, environment, chosen.context, status, flight);
   try {
