@@ -24,7 +24,8 @@ TEST_CASE("linear axes have round ticks, also at their ends") {
   CHECK(loss.position(6) == 1);
   CHECK(labels({5.374, 5.543, 5, Scale::Linear}) == "5.35 5.40 5.45 5.50 5.55");
   CHECK(labels({0, 3e-3, 5, Scale::Linear}) == "0 1e-3 2e-3 3e-3");
-  CHECK(labels({0, 1.2e-4, 3, Scale::Linear}) == "0 0.5e-4 1.0e-4 1.5e-4");
+  CHECK(labels({0, 1.2e-4, 3, Scale::Linear}) == "0 5e-5 1e-4 1.5e-4");
+  CHECK(labels({0, 1e-3, 5, Scale::Linear}) == "0 2e-4 4e-4 6e-4 8e-4 1e-3");
   CHECK(labels({0, 74800, 4, Scale::Linear}) == "0 20k 40k 60k 80k");
   CHECK(labels({-2, 2, 4, Scale::Linear}) == "-2 -1 0 1 2");
 }

@@ -23,11 +23,8 @@ std::string linear_label(double value, double tick, double most) {
     return fmt::format("{:.{}f}{}", value / unit.first, digits, unit.second);
   }
   if (most >= 1e15 || most < 1e-2) {
-    // One power of ten for all labels.
-    const double exponent = std::floor(std::log10(most) + 1e-9), power = std::pow(10, exponent);
-    const int digits =
-        std::max(0, static_cast<int>(exponent - std::floor(std::log10(tick) + 1e-9)));
-    return fmt::format("{:.{}f}e{:.0f}", value / power, digits, exponent);
+    const double exponent = std::floor(std::log10(std::abs(value)) + 1e-9);
+    return fmt::format("{:.5g}e{:.0f}", value / std::pow(10, exponent), exponent);
   }
   return fmt::format("{:.{}f}", value,
                      std::max(0, static_cast<int>(std::ceil(-std::log10(tick) - 1e-9))));

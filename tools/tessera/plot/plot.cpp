@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -30,6 +29,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> runs;
   std::string output;
+  std::string x = "step";
   PlotOptions plot;
 };
 
@@ -133,17 +133,20 @@ Command add_plot(CLI::App& parent) {
                   "memory_bytes mfu, "
                   "which are shown if not given, step_ms, ...")
       ->allow_extra_args(false);
-  const std::map<std::string, PlotAxis> axes = {
-      {"step", PlotAxis::Step}, {"tokens", PlotAxis::Tokens}, {"time", PlotAxis::Time}};
-  app->add_option("--x", options->plot.x, "Horizontal axis: step, tokens, or time of training")
-      ->transform(CLI::CheckedTransformer(axes, CLI::ignore_case))
-      ->default_str("step");
+  app->add_option("--x", options->x, "Horizontal axis: step, tokens, or time (of training)")
+      ->check(CLI::IsMember({"step", "tokens", "time"}))
+      ->capture_default_str();
   app->add_option("--smooth", options->plot.smooth,
                   "Steps that a point of the smoothed curves is the mean of; 0: no smoothing; if "
                   "not given, 2% of "
                   "the steps of runs of more than 200")
       ->check(CLI::NonNegativeNumber);
-  return {app, [options] { return run(*options); }};
+  return {app, [options] {
+            options->plot.x = options->x == "tokens" ? PlotAxis::Tokens
+                              : options->x == "time" ? PlotAxis::Time
+                                                     : PlotAxis::Step;
+            return run(*options);
+          }};
 }
 
 }  // namespace tessera::tools
