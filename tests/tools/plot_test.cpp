@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tests/support/cli.h"
+#include "tests/e2e/small_run.h"
 
 using namespace tessera::test;
 
@@ -97,4 +97,15 @@ TEST_CASE("what can't be plotted is named") {
   CHECK(holds(run_to(2, {"plot", run, "-o", "a.pdf"}).err, "must end in .svg, .png or .csv"));
   CHECK(holds(run_to(2, {"plot", run, "--key", "los"}).err, "no run has the metric 'los'"));
   run_to(2, {"plot", run, "--x", "day"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "a run draws its losses at its end, and has no MFU on a CPU") {
+  const std::string run = dir.file("run");
+  run_to(0, joined(small_run(text, run, 1, 3), {"--train.device=cpu", "--checkpoint.every=0"}));
+  const std::string svg = dir.read("run/loss.svg");
+  CHECK(count(svg, "class=\"curve") == 2);
+  CHECK(holds(svg, ">loss (nats per token)</text>"));
+  CHECK_FALSE(holds(dir.read("run/metrics.jsonl"), "mfu"));
+  run_to(0, {"plot", run, "-o", dir.file("again.svg"), "--key=loss", "--key=val_loss"});
+  CHECK(count(dir.read("again.svg"), "class=\"curve") == 2);
 }

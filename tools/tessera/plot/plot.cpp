@@ -63,6 +63,7 @@ std::vector<RunMetrics> read_runs(const std::vector<std::string>& given) {
 
 std::string value_text(const std::string& key, double value) {
   if (!std::isfinite(value)) return "-";
+  if (key == "mfu") return fmt::format("{:.3g}", 100 * value);
   if (key == "memory_bytes") return format_bytes(static_cast<std::int64_t>(value));
   return std::abs(value) >= 1e4 && std::abs(value) < 1e15 ? format_count(value)
                                                           : fmt::format("{:.4g}", value);
