@@ -7,7 +7,7 @@ packages=(
   libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev libisal-dev libzstd-dev
   libdnnl-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev
   libssl-dev libboost-context-dev doctest-dev
-  libcpp-httplib-dev pkg-config
+  libcpp-httplib-dev pkg-config librsvg2-2
   python3-numpy python3-jsonschema
 )
 
@@ -96,7 +96,7 @@ of these packages, then continue with tools/test.sh --no-setup (CMake names miss
 Needed: g++ 12 or newer, CMake 3.25, Eigen 3.4, nlohmann-json 3.11, fmt 9, CLI11 2, doctest 2.4,
 ISA-L, libzstd 1.4, PCRE2 10.40, SentencePiece, utf8proc, OpenSSL 3, Boost.Context 1.71 (for the tests);
 optional: oneDNN (dnnl) with OpenMP, for faster products on the CPU; cpp-httplib 0.11 and pkg-config, for
-tessera serve.
+tessera serve; librsvg 2.46 at run time, for PNG files of tessera plot.
 EOF
   exit 1
 fi

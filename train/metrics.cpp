@@ -51,6 +51,7 @@ void MetricsWriter::write_step(const StepMetrics& m) {
                                  {"step_ms", m.step_ms},
                                  {"tokens_per_s", m.tokens_per_s},
                                  {"memory_bytes", m.memory_bytes}};
+  if (m.mfu) line["mfu"] = *m.mfu;
   if (m.skipped) line["skipped"] = true;
   write(line);
   train_.push_back({m.step, m.loss});

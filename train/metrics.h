@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< in this step, over all ranks
   double step_ms = 0;
   double tokens_per_s = 0;
+  /// Model FLOPs utilization, a fraction; nothing: the device's peak is not known.
+  std::optional<double> mfu = {};
   std::int64_t memory_bytes = 0;  ///< peak of rank 0's memory ledger
   bool skipped = false;           ///< no update was made; written only if true
 };

@@ -110,12 +110,15 @@ void TensorBoardWriter::write_scalars(std::int64_t step,
 }
 
 void TensorBoardWriter::write_step(const StepMetrics& m) {
-  write_scalars(m.step, {{"train/loss", m.loss},
-                         {"train/grad_norm", m.grad_norm},
-                         {"train/lr", m.lr},
-                         {"speed/step_ms", m.step_ms},
-                         {"speed/tokens_per_s", m.tokens_per_s},
-                         {"memory/peak_bytes", static_cast<double>(m.memory_bytes)}});
+  std::vector<std::pair<const char*, double>> scalars = {
+      {"train/loss", m.loss},
+      {"train/grad_norm", m.grad_norm},
+      {"train/lr", m.lr},
+      {"speed/step_ms", m.step_ms},
+      {"speed/tokens_per_s", m.tokens_per_s},
+      {"memory/peak_bytes", static_cast<double>(m.memory_bytes)}};
+  if (m.mfu) scalars.emplace_back("speed/mfu", *m.mfu);
+  write_scalars(m.step, scalars);
 }
 
 void TensorBoardWriter::write_evaluation(std::int64_t step, double val_loss) {

@@ -9,7 +9,8 @@
 namespace tessera::train {
 
 /// Writes scalars by step as a TensorBoard event file: train/loss, train/grad_norm, train/lr,
-/// speed/step_ms, speed/tokens_per_s, memory/peak_bytes and validation/loss. A resumed run adds a file; TensorBoard then hides the steps it repeats.
+/// speed/step_ms, speed/tokens_per_s, speed/mfu if known, memory/peak_bytes and validation/loss. A
+/// resumed run adds a file; TensorBoard then hides the steps it repeats.
 /// Source: tensorflow/core/util/event.proto and record_writer (TFRecord).
 class TensorBoardWriter final : public MetricsSink {
  public:

@@ -43,7 +43,7 @@ TEST_CASE("help and version go to standard output and succeed") {
   CHECK(help.code == 0);
   CHECK(help.err.empty());
   for (const char* command : {"train", "generate", "eval", "consolidate", "checkpoint", "data",
-                              "doctor", "run", "run-report"}) {
+                              "doctor", "plot", "run", "run-report"}) {
     INFO(command);
     CHECK(holds(help.out, command));
     const Result own = run(std::string(command) + " --help");

@@ -59,6 +59,20 @@ TEST_CASE("tokens per second are averaged since the previous line") {
   CHECK(out.str().find("8.86k tok/s") != std::string::npos);  // steps 1 to 3: 2304 in 260 ms
 }
 
+TEST_CASE("MFU is of the same steps as the rate, where it is known") {
+  std::ostringstream out;
+  ProgressLine progress(out, {}, 0, 100, 4);
+  for (int step = 0; step < 4; ++step) {
+    tessera::train::StepMetrics metrics = at(step);
+    metrics.step_ms = step == 3 ? 10 : 20;
+    metrics.tokens_per_s = 768e3 / metrics.step_ms;
+    metrics.mfu = metrics.tokens_per_s * 1e-5;
+    progress.update(metrics);
+  }
+  CHECK(out.str().find("38.4k tok/s  mfu 38.4%  epoch") != std::string::npos);
+  CHECK(out.str().find("46.1k tok/s  mfu 46.1%  epoch") != std::string::npos);  // 2304 in 50 ms
+}
+
 TEST_CASE("a line is written at once, so that no other output splits it") {
   struct Pieces final : std::streambuf {
     std::vector<std::string> all;

@@ -71,9 +71,14 @@ TEST_CASE("each step is one line with the documented keys, visible at once") {
   writer.write_step(skipped);
   CHECK(lines(dir).back()["skipped"] == true);
   CHECK(lines(dir).back()["loss"].is_null());
+  CHECK_FALSE(lines(dir).back().contains("mfu"));
+  train::StepMetrics on_gpu = at(2);
+  on_gpu.mfu = 0.45;
+  writer.write_step(on_gpu);
+  CHECK(lines(dir).back()["mfu"] == 0.45);
   writer.write_evaluation(1, 3.5);
   CHECK(lines(dir).back() == json{{"step", 1}, {"val_loss", 3.5}});
-  CHECK(writer.train_losses().size() == 2);
+  CHECK(writer.train_losses().size() == 3);
   CHECK(writer.val_losses().size() == 1);
   CHECK_THROWS_AS(writer.write_step(at(0)), InternalError);
 }

@@ -66,7 +66,7 @@ std::string float_bytes(float value) {
 TEST_CASE("event files are TFRecords of events with a tag and a value") {
   const test::TempDir dir;
   TensorBoardWriter writer(dir.path() / "events", 5);
-  writer.write_step({.step = 300, .loss = 2.5});
+  writer.write_step({.step = 300, .loss = 2.5, .mfu = 0.5});
   writer.write_evaluation(301, 1.25);
   writer.flush();
   const auto events = records(dir.path() / "events");
@@ -77,5 +77,6 @@ TEST_CASE("event files are TFRecords of events with a tag and a value") {
   // Key 2, 300 as a varint; a value with a tag of 10 bytes.
   CHECK(events[2].substr(9, 3) == std::string("\x10\xac\x02"));
   CHECK(events[2].find("\x0a\x0atrain/loss\x15" + float_bytes(2.5F)) != std::string::npos);
+  CHECK(events[2].find("speed/mfu\x15" + float_bytes(0.5F)) != std::string::npos);
   CHECK(events[3].find("validation/loss\x15" + float_bytes(1.25F)) != std::string::npos);
 }

@@ -30,6 +30,7 @@ Command add_consolidate(CLI::App& parent);
 Command add_checkpoint(CLI::App& parent);
 Command add_doctor(CLI::App& parent);
 Command add_plan(CLI::App& parent);
+Command add_plot(CLI::App& parent);
 Command add_models(CLI::App& parent);
 Command add_run(CLI::App& parent);
 Command add_run_report(CLI::App& parent);

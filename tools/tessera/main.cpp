@@ -109,10 +109,10 @@ int parse_and_run(int argc, char** argv) {
       "tessera"};
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
-  const std::vector<Command> commands = {add_train(app),       add_generate(app),   add_eval(app),
-                                         add_consolidate(app), add_checkpoint(app), add_plan(app),
-                                         add_models(app),      add_data(app),       add_doctor(app),
-                                         add_run(app),         add_run_report(app), add_serve(app)};
+  const std::vector<Command> commands = {
+      add_train(app), add_generate(app),   add_eval(app), add_consolidate(app), add_checkpoint(app),
+      add_plan(app),  add_models(app),     add_data(app), add_doctor(app),      add_run(app),
+      add_plot(app),  add_run_report(app), add_serve(app)};
   if (argc < 2) {
     say_at_last(app.help());
     return kUsage;

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "io/base/file.h"
+#include "tools/tessera/train/model_flops.h"
 
 namespace tessera::tools {
 namespace {
@@ -112,7 +113,7 @@ DeviceRates h100_rates() {
   };
   return {.kernels = {rates, bytes(2800)},
           .links = {.in_host = 360e9, .between_hosts = 45e9},
-          .peak_flops = 989e12,
+          .peak_flops = peak_flops("H100", "bf16"),
           .name = "measured kernels of one H100 SXM, links of 360 and 45 GB/s unless given"};
 }
 

@@ -24,8 +24,12 @@ std::string ProgressLine::line(const train::StepMetrics& m, std::size_t width) c
   const double left_s = mean_step_ms_ * static_cast<double>(total_steps_ - m.step - 1) / 1000;
   std::string text = fmt::format("step {:>{}}/{}  loss {:.4f}  {} left", m.step + 1, total.size(),
                                  total, m.loss, format_duration(left_s));
+  // MFU over the same interval as the rate.
+  const std::string mfu = m.mfu && m.tokens_per_s > 0
+                              ? fmt::format("  mfu {:.1f}%", 100 * *m.mfu * rate_ / m.tokens_per_s)
+                              : std::string();
   for (const std::string& part :
-       {fmt::format("  {} tok/s", format_count(rate_)), fmt::format("  epoch {:.2f}", m.epoch),
+       {fmt::format("  {} tok/s", format_count(rate_)), mfu, fmt::format("  epoch {:.2f}", m.epoch),
         fmt::format("  lr {:.2e}", m.lr), fmt::format("  grad {:.3g}", m.grad_norm),
         "  " + format_bytes(m.memory_bytes)}) {
     if (text.size() + part.size() > width) break;

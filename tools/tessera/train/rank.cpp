@@ -9,6 +9,7 @@
 #include <csignal>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "comm/sharding/replica_check.h"
 #include "core/base/clock.h"
@@ -18,7 +19,8 @@
 #include "core/base/thread_pool.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
-#include "tools/tessera/report/loss_svg.h"
+#include "tools/tessera/plot/panels.h"
+#include "tools/tessera/train/model_flops.h"
 #include "tools/tessera/train/resume.h"
 #include "tools/tessera/train/summary.h"
 #include "train/fault_line.h"
@@ -101,6 +103,12 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
   context_->set_deterministic(config_.train.deterministic == "on");
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
+  if (is_zero() && context_->device().type == DeviceType::CUDA) {
+    std::set<std::pair<std::string, std::string>> devices;  // ranks may share one
+    for (const comm::Hello& hello : group.ranks) devices.emplace(hello.host, hello.device);
+    mfu_per_rate_ =
+        mfu_per_rate(config_, setup_.model, context_->backend().description(), std::ssize(devices));
+  }
 }
 
 train::TrainerOptions Rank::trainer_options() {
@@ -379,6 +387,9 @@ int Rank::train(StopSignal& stop) {
           .tokens = tokens,
           .step_ms = seconds * 1e3,
           .tokens_per_s = static_cast<double>(tokens) / seconds,
+          .mfu = mfu_per_rate_ > 0
+                     ? std::optional(mfu_per_rate_ * static_cast<double>(tokens) / seconds)
+                     : std::nullopt,
           .memory_bytes = context_->ledger().total().peak,
           .skipped = !last_.skipped.empty()};
       for_metrics([&](train::MetricsSink& sink) { sink.write_step(metrics); });
@@ -477,9 +488,9 @@ int Rank::run(StopSignal& stop) {
 void Rank::finish(double seconds, int signal) {
   if (!is_zero()) return;
   try {
-    io::write_file_atomically(
-        fs::path(config_.run.out) / "loss.svg",
-        loss_svg(config_.run.out, metrics_->train_losses(), metrics_->val_losses()));
+    if (!metrics_->train_losses().empty())
+      io::write_file_atomically(fs::path(config_.run.out) / "loss.svg",
+                                loss_picture(config_.run.out));
   } catch (const IoError& error) {
     if (!reported_full_disk_) note(fmt::format("warning: no loss curve: {}", error.what()));
   }

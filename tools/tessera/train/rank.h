@@ -108,6 +108,7 @@ class Rank {
   bool traced_ = false;  // a profile was written
   bool reported_full_disk_ = false;
   std::int64_t evaluated_step_ = -1, saved_step_ = -1, compared_step_ = -1;
+  double mfu_per_rate_ = 0;  // MFU at one token per second; 0: not known
   train::StepResult last_;
   bool ends_for_save_ = false;
   std::unique_ptr<train::Saver> saver_;  // null: checkpoint.every is 0
