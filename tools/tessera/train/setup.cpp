@@ -407,12 +407,14 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (!setup.dataset.val && !shares.empty())
     setup.notes.push_back(
         "note: no validation: sources with shares are not split; name some with --data.val FILE");
-  else if (!setup.dataset.val && !setup.dataset.tokenizer)
+  else if (setup.dataset.train && !setup.dataset.val && config.data.val_fraction > 0)
     setup.notes.push_back(
         "note: no validation: token files are not split; name some with --data.val FILE");
   if (!config.train.sample_prompt.empty()) {
     require(setup.dataset.tokenizer != nullptr,
-            "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
+            "train.sample_prompt is text, but these token files have no tokenizer; leave the key "
+            "out, or "
+            "name a directory of tessera data tokenize");
     setup.dataset.tokenizer->encode(config.train.sample_prompt, "train.sample_prompt");
   }
   setup.model = model_of(config, stored);
