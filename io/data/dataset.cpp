@@ -179,6 +179,7 @@ Dataset open_dataset(const DatasetOptions& options) {
       data.warnings.push_back(std::move(odd));
   }
   if (is_token_file(files.front())) {
+    data.tokenizer_file = train_files.tokenizer;
     if (!train_files.tokenizer.empty())
       data.tokenizer =
           options.fixed_tokenizer ? options.fixed_tokenizer : load_tokenizer(train_files.tokenizer);

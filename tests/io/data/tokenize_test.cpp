@@ -326,4 +326,6 @@ TEST_CASE("directories by one tokenizer give it to the data set, unless the mode
   CHECK(tokenizer({"a/shard-000000.bin"}) == nullptr);
   const TokenizerPtr other = make_byte_tokenizer();
   CHECK(tokenizer({"a"}, other) == other);
+  CHECK(open_dataset({.train = {dir.file("a")}}).tokenizer_file ==
+        dir.file("a/tokenizer_tessera.json"));
 }

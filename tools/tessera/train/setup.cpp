@@ -351,6 +351,13 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
                                     .chat_template = config.data.chat_template,
                                     .chat_date = config.data.chat_date});
   config.model.vocab_size = setup.dataset.vocab_size;
+  if (const std::string& file = setup.dataset.tokenizer_file; !tokenizer && !file.empty()) {
+    require(
+        !tokenizer_given || !by_name || config.data.tokenizer == setup.dataset.tokenizer->kind(),
+        "data.tokenizer is {}, but the tokens are those of {}; leave the key out",
+        config.data.tokenizer, file);
+    config.data.tokenizer = file;
+  }
   if (setup.dataset.tokenizer && tokenizer && !tokenizer_given)
     config.data.tokenizer = name_of(*tokenizer, setup.state.config, config.model.init_from);
   for (const std::string& warning : setup.dataset.warnings)
