@@ -168,8 +168,10 @@ TEST_CASE_FIXTURE(Kitchen, "the recipes work as they are written") {
       replace(commands, "train --model.depth 4", "train --model.depth 1");
       replace(commands, "--train.steps 200", "--train.steps 20");
       replace(commands, "--train.steps 60", "--train.steps 10");
+      commands += "tessera train runs/base/config.json\n";
     }
-    cook(commands);
+    const std::string log = cook(commands);
+    if (page == "nanochat.md") CHECK(log.find("--model.n_layer 4 --model.n_embd 256") != log.npos);
   }
   CHECK(pages.size() >= 5);
   for (const char* made :

@@ -445,6 +445,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     config.lora.targets = lora.targets;
   }
   setup.model.validate();
+  (void)adopt_shape(config, setup.model, true);  // sizes that the family has chosen
   if (resume && policy == io::LoadPolicy::Exact) check_frozen(setup, config);
   plan_loading(setup, config, policy);
   if (setup.init_from && !resume) warn_of_resizing(setup, *stored);
