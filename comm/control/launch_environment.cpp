@@ -151,8 +151,8 @@ LaunchEnvironment from_torchrun(const Reader& reader) {
     env.rank_zero_serves = false;
     return env;
   }
-  env.run_id = reader.text("TORCHELASTIC_RUN_ID", "torchrun") + "." +
-               reader.text("TORCHELASTIC_RESTART_COUNT", "0");
+  // Without TORCHELASTIC_RESTART_COUNT: after a failure on one host, the others restart uncounted.
+  env.run_id = reader.text("TORCHELASTIC_RUN_ID", "torchrun");
   if (take_given_endpoint(env, reader)) return env;
   env.address = reader.text("MASTER_ADDR");
   const auto taken =

@@ -37,12 +37,14 @@ void require_one_kind(const std::vector<std::string>& files) {
 struct DataFiles {
   std::vector<std::string> paths;
   std::int64_t vocab_size = 0;  ///< if all are shards of directories; else 0
+  std::string tokenizer;        ///< file of the tokenizer that all were made by; empty: unknown
 };
 
 /// Files, matches of globs, and the shards of directories.
 DataFiles list_data_files(const std::vector<std::string>& patterns) {
   DataFiles files;
-  bool indexed = true;
+  bool indexed = true, differ = false;
+  OrderedJson made_by;
   for (const std::string& path : expand_globs(patterns)) {
     std::error_code error;
     if (!fs::is_directory(path, error)) {
@@ -52,10 +54,14 @@ DataFiles list_data_files(const std::vector<std::string>& patterns) {
     }
     const TokenIndex index = read_token_directory(path);
     files.vocab_size = std::max(files.vocab_size, index.vocab_size());
+    const OrderedJson before = std::exchange(made_by, index.command.at("tokenizer"));
+    differ = differ || (!before.is_null() && before != made_by);
+    files.tokenizer = (fs::path(path) / kTokenizerName).string();
     for (const TokenShard& shard : index.shards)
       files.paths.push_back((fs::path(path) / shard.file).string());
   }
   if (!indexed) files.vocab_size = 0;
+  if (!indexed || differ) files.tokenizer.clear();
   return files;
 }
 
@@ -173,6 +179,10 @@ Dataset open_dataset(const DatasetOptions& options) {
       data.warnings.push_back(std::move(odd));
   }
   if (is_token_file(files.front())) {
+    data.tokenizer_file = train_files.tokenizer;
+    if (!train_files.tokenizer.empty())
+      data.tokenizer =
+          options.fixed_tokenizer ? options.fixed_tokenizer : load_tokenizer(train_files.tokenizer);
     data.train_parts = open_parts(options.train, [&](const std::vector<std::string>& part) {
       return open_token_files(part, options.vocab_size);
     });

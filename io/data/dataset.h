@@ -45,7 +45,10 @@ struct Dataset {
   TokenSourcePtr val;                                      ///< null if there is none
   std::shared_ptr<const Conversations> conversations;      ///< null for token files and text
   std::shared_ptr<const Conversations> val_conversations;  ///< null if there is none
-  TokenizerPtr tokenizer;  ///< null for token files; with DatasetOptions::chat_template, if given
+  /// With DatasetOptions::chat_template, if given. Of token files, that of directories of shards,
+  /// if all have the same; else null.
+  TokenizerPtr tokenizer;
+  std::string tokenizer_file;  ///< of such directories; empty: the tokenizer is from elsewhere
   /// DatasetOptions::vocab_size; if 0, the size of the tokenizer, of text or of directories of token shards,
   /// or 1 + the largest id in token files.
   std::int64_t vocab_size = 0;

@@ -307,3 +307,25 @@ TEST_CASE("parts are consecutive files of about equal bytes") {
   }
   CHECK(corpus_part(files, 1, 2).end == 4);
 }
+
+TEST_CASE("directories by one tokenizer give it to the data set, unless the model has another") {
+  const TempDir dir;
+  const std::vector<std::string> files = {dir.write("a.txt", words(500, 1))};
+  for (const char* name : {"a", "b"})
+    tokenize_to_directory(options_for(files, gpt2()), dir.path() / name);
+  tokenize_to_directory(options_for(files), dir.path() / "bytes");
+  const auto tokenizer = [&](const std::vector<std::string>& names, TokenizerPtr of_model = {}) {
+    DatasetOptions options{.fixed_tokenizer = std::move(of_model)};
+    for (const std::string& name : names) options.train.push_back(dir.file(name));
+    return open_dataset(options).tokenizer;
+  };
+  REQUIRE(tokenizer({"a", "b"}) != nullptr);
+  CHECK(tokenizer({"a", "b"})->to_json() == gpt2()->to_json());
+  CHECK(tokenizer({"a", "bytes"}) == nullptr);
+  CHECK(tokenizer({"a", "a/shard-000000.bin"}) == nullptr);
+  CHECK(tokenizer({"a/shard-000000.bin"}) == nullptr);
+  const TokenizerPtr other = make_byte_tokenizer();
+  CHECK(tokenizer({"a"}, other) == other);
+  CHECK(open_dataset({.train = {dir.file("a")}}).tokenizer_file ==
+        dir.file("a/tokenizer_tessera.json"));
+}

@@ -15,6 +15,7 @@ namespace tessera::tools {
 struct Config {
   struct Model {
     std::string preset;
+    std::int64_t depth = 0;  ///< sets other keys, see depth.h; 0: none
     std::string arch = models::Arch().family;
     std::int64_t n_layer = 4;
     std::int64_t n_head = 4;
@@ -125,6 +126,8 @@ struct Config {
 
   /// Keys set by a file, the environment or a flag.
   std::set<std::string, std::less<>> given;
+  /// Flags that stand for model.depth: "--model.n_layer 4".
+  std::vector<std::string> from_depth;
 
   /// Checks fields against each other and resolves micro_batch 0 and min_lr. Call it before use.
   /// @throws InvalidArgument naming keys, values and the nearest valid ones; Unsupported

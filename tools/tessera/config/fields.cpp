@@ -32,6 +32,9 @@ std::vector<Field> make_fields() {
   const bool positive = true;
   return {
       text(KEY(model.preset), "a known model, see tessera models; other model keys change it"),
+      number(KEY(model.depth), 0, 512,
+             "one dial: layers of a nanochat, from which its width, heads, tokens, batch and "
+             "learning rate follow; other keys change them; 0: off"),
       text(KEY(model.arch), "model family", models::families()),
       number(KEY(model.n_layer), 1, 4096, "transformer blocks"),
       number(KEY(model.n_head), 1, 4096, "attention heads; must divide n_embd"),

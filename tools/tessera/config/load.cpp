@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "tools/tessera/config/depth.h"
 #include "tools/tessera/config/fields.h"
 
 namespace tessera::tools {
@@ -129,6 +130,7 @@ Config load_config(const TrainArguments& arguments, const Environment& environme
       set_field(config, field, given.values, where);
     }
   }
+  apply_depth(config);
   return config;
 }
 

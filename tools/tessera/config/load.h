@@ -37,8 +37,8 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& words);
 using Environment = std::vector<std::pair<std::string, std::string>>;
 Environment tessera_environment();
 
-/// Resolves a run's configuration: flags override the environment, which overrides the file. Call
-/// Config::validate() afterwards.
+/// Resolves a run's configuration: flags override the environment, which overrides the file, which
+/// overrides what follows from model.depth. Call Config::validate() afterwards.
 /// @throws InvalidArgument naming the source of a wrong value, or on a probable misspelling: an
 ///   environment variable one or two letters away from a key's; IoError if the file cannot be read
 Config load_config(const TrainArguments& arguments, const Environment& environment);

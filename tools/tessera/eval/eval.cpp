@@ -38,7 +38,8 @@ int run_data(const EvalOptions& options, LoadedModel& loaded) {
   };
   const std::int64_t vocab_size = model.arch().vocab_size;
   for (const std::string& text : dataset.warnings) warn(text);
-  if (!loaded.tokenizer && dataset.tokenizer && dataset.tokenizer->vocab_size() < vocab_size / 2)
+  if (!loaded.tokenizer && !options.tokenizer.empty() && dataset.tokenizer &&
+      dataset.tokenizer->vocab_size() < vocab_size / 2)
     warn(fmt::format("the {} tokenizer has {} tokens, the model {}: is it the model's tokenizer?",
                      options.tokenizer, dataset.tokenizer->vocab_size(), vocab_size));
   std::unique_ptr<io::Samples> samples;

@@ -17,6 +17,7 @@
 #include "core/base/memory.h"
 #include "io/base/file.h"
 #include "tools/tessera/command.h"
+#include "tools/tessera/config/depth.h"
 #include "tools/tessera/config/fields.h"
 #include "tools/tessera/config/load.h"
 #include "tools/tessera/model/loaded_model.h"
@@ -289,6 +290,9 @@ int run(const Options& options, const std::vector<std::string>& words) {
     return memory > 0 && needed > memory ? kMemory : 0;
   }
 
+  const std::vector<std::string> depth = depth_lines(config);
+  for (const std::string& line : depth)
+    fmt::print("{:<11} {}\n", &line == depth.data() ? "depth" : "", line);
   fmt::print("memory      {} per rank, reached at {}\n", format_bytes(peak), first.reached_at);
   fmt::print("            {:<16} {:>12} {:>12}\n", "", "at the peak", "most");
   for (std::size_t c = 0; c < first.most.size(); ++c)

@@ -351,6 +351,13 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
                                     .chat_template = config.data.chat_template,
                                     .chat_date = config.data.chat_date});
   config.model.vocab_size = setup.dataset.vocab_size;
+  if (const std::string& file = setup.dataset.tokenizer_file; !tokenizer && !file.empty()) {
+    require(
+        !tokenizer_given || !by_name || config.data.tokenizer == setup.dataset.tokenizer->kind(),
+        "data.tokenizer is {}, but the tokens are those of {}; leave the key out",
+        config.data.tokenizer, file);
+    config.data.tokenizer = file;
+  }
   if (setup.dataset.tokenizer && tokenizer && !tokenizer_given)
     config.data.tokenizer = name_of(*tokenizer, setup.state.config, config.model.init_from);
   for (const std::string& warning : setup.dataset.warnings)
@@ -407,12 +414,14 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   if (!setup.dataset.val && !shares.empty())
     setup.notes.push_back(
         "note: no validation: sources with shares are not split; name some with --data.val FILE");
-  else if (!setup.dataset.val && !setup.dataset.tokenizer)
+  else if (setup.dataset.train && !setup.dataset.val && config.data.val_fraction > 0)
     setup.notes.push_back(
         "note: no validation: token files are not split; name some with --data.val FILE");
   if (!config.train.sample_prompt.empty()) {
     require(setup.dataset.tokenizer != nullptr,
-            "train.sample_prompt is text, but token files have no tokenizer; leave the key out");
+            "train.sample_prompt is text, but these token files have no tokenizer; leave the key "
+            "out, or "
+            "name a directory of tessera data tokenize");
     setup.dataset.tokenizer->encode(config.train.sample_prompt, "train.sample_prompt");
   }
   setup.model = model_of(config, stored);
@@ -436,6 +445,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
     config.lora.targets = lora.targets;
   }
   setup.model.validate();
+  (void)adopt_shape(config, setup.model, true);  // sizes that the family has chosen
   if (resume && policy == io::LoadPolicy::Exact) check_frozen(setup, config);
   plan_loading(setup, config, policy);
   if (setup.init_from && !resume) warn_of_resizing(setup, *stored);

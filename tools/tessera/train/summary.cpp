@@ -10,6 +10,7 @@
 #include "io/data/mixture.h"
 #include "kernels/product_library.h"
 #include "models/language_model.h"
+#include "tools/tessera/config/depth.h"
 #include "tools/tessera/train/memory_plan.h"
 
 namespace tessera::tools {
@@ -115,6 +116,8 @@ std::string start_table(const ConsoleStyle& style, const RunSetup& setup,
       {"compute", compute_text(context)},
       {"batch", batch_text(config, world_size)},
       {"data", data_text(setup)}};
+  for (std::string& line : depth_lines(config))
+    rows.emplace_back(rows.back().first == "data" ? "depth" : "", std::move(line));
   if (setup.val_packing) rows.emplace_back("validation", setup.val_packing->str());
   rows.emplace_back(
       "memory",
