@@ -5,16 +5,12 @@
 
 BUILD_DIR needs the target tessera_slow_reads. Trains a GPT-2 of 2 layers (width 64, context 1024) on random tokens in shuffled order,
 with one thread. Reads of the data are delayed as by the disk in every other second. Compares steps that, with the step before,
-lie within a slow or a fast second. Prints the medians, their ratio with its 95% interval (bootstrap), and how long the disk took per
-step.
+lie within a slow or a fast second. Prints the medians, the median ratio of a slow second to the mean of the fast ones before and
+after it with its 95% interval (bootstrap), and how long the disk took per step.
 """
-import json, os, random, statistics, tempfile
+import collections, json, os, random, statistics, tempfile
 
 from common import gpt2_keys, must, start_benchmark, train_command, write_tokens
-
-
-def ratio(slow, fast):
-    return statistics.median(slow) / statistics.median(fast)
 
 
 def main():
@@ -31,17 +27,19 @@ def main():
         must(train_command(o.build, keys))
         reads, slept = (float(word) for word in open(log).read().split())
         steps = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
-    by_second, slow_steps = {0: [], 1: []}, 0
+    by_second, slow_steps = collections.defaultdict(list), 0
     for before, step in zip(steps[5:], steps[6:]):
         slow_steps += int(step["time"]) % 2
         start = before["time"] - before["step_ms"] / 1e3
         if int(start) == int(step["time"]):
-            by_second[int(start) % 2].append(step["step_ms"])
-    fast, slow = by_second[0], by_second[1]
-    draws = sorted(ratio(random.choices(slow, k=len(slow)), random.choices(fast, k=len(fast))) for _ in range(1000))
+            by_second[int(start)].append(step["step_ms"])
+    fast, slow = ([ms for second, times in by_second.items() for ms in times if second % 2 == odd] for odd in (0, 1))
+    mean = {second: statistics.fmean(times) for second, times in by_second.items()}
+    ratios = [2 * mean[s] / (mean[s - 1] + mean[s + 1]) for s in mean if s % 2 == 1 and s - 1 in mean and s + 1 in mean]
+    draws = sorted(statistics.median(random.choices(ratios, k=len(ratios))) for _ in range(1000))
     print(f"disk of {o.mb_per_s:g} MB/s with seeks of {o.seek_ms:g} ms: {reads:.0f} reads, {1e3 * slept / slow_steps:.2f} ms per step")
     print(f"step: {statistics.median(slow):.2f} ms on the disk ({len(slow)} steps), {statistics.median(fast):.2f} ms in memory ({len(fast)})")
-    print(f"ratio: {ratio(slow, fast):.4f} [{draws[25]:.4f}, {draws[975]:.4f}]")
+    print(f"ratio: {statistics.median(ratios):.4f} [{draws[25]:.4f}, {draws[975]:.4f}], {len(ratios)} slow seconds")
 
 
 main()
