@@ -51,6 +51,7 @@ void adamw_8bit(Context& context, const AdamW8bit& given) {
 }
 
 TESSERA_KERNEL_IF(muon_momentum, MuonMomentum, args.grad.numel() > 0)
+TESSERA_KERNEL_IF(moving_average, MovingAverage, args.param.numel() > 0)
 TESSERA_KERNEL_IF(normalize, Normalize, args.x.numel() > 0)
 TESSERA_KERNEL_IF(weight_update, WeightUpdate, args.param.numel() > 0)
 

@@ -113,6 +113,17 @@ struct WeightUpdate {
 };
 void weight_update(Context& context, const WeightUpdate& args);
 
+/// average += (1 - decay) (param - average), in f32
+///
+/// param    [n] f32 or bf16, contiguous
+/// average  [n] f32, contiguous
+/// factor   one f32; if NaN, average does not change
+struct MovingAverage {
+  TensorView param, average, factor;
+  double decay = 0.999;
+};
+void moving_average(Context& context, const MovingAverage& args);
+
 /// factor = min(1, max_norm / (sqrt(totals[0]) + 1e-6)), 1 if max_norm is 0, or NaN if any total is
 /// not finite, so that AdamW with this factor changes nothing.
 ///

@@ -242,6 +242,10 @@ KernelWork work(const SpreadRows& args) {
   return read(args.x, args.order, args.weights).write(args.y);
 }
 
+KernelWork work(const MovingAverage& args) {
+  return read(args.param, args.average).write(args.average);
+}
+
 KernelWork work(const MuonMomentum& args) {
   return read(args.grad, args.momentum).write(args.momentum, args.out);
 }

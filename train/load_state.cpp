@@ -14,6 +14,7 @@ using Piece = comm::ShardedModel::Piece;
 
 constexpr const char* kRandom = "random initial values";
 constexpr const char* kZeros = "zero moments";
+constexpr const char* kWeights = "the weights as they are now";
 
 io::ReadPart part_of(const io::TensorSource& source, const Piece& piece, const Tensor& into,
                      std::mutex& copying) {
@@ -71,8 +72,10 @@ io::ReadReport load_sections(
     const std::function<const io::TensorSource&(const io::Section&)>& source, const LoadPlan& plan,
     int threads, std::uint64_t seed, const io::TensorSource* base) {
   std::vector<io::ReadPart> parts;
+  std::vector<std::pair<const Piece*, std::size_t>> starting;
   std::mutex copying;
-  for (const Piece& piece : sharded.held_pieces()) {
+  const std::vector<Piece> pieces = sharded.held_pieces();
+  for (const Piece& piece : pieces) {
     const auto read = [&](const io::TensorSource& from, const Tensor& into) {
       Piece stored = piece;
       if (const auto old = plan.resized.find(piece.parameter->name); old != plan.resized.end()) {
@@ -91,7 +94,11 @@ io::ReadReport load_sections(
     for (std::size_t i = 0; i < piece.state.size(); ++i) {
       const Piece::State& state = piece.state[i];
       const io::Section section{sharded.state_names()[i]};
-      if (!state.values.defined() || !holds(plan, section, piece.parameter->name)) continue;
+      if (!state.values.defined()) continue;
+      if (!holds(plan, section, piece.parameter->name)) {
+        starting.emplace_back(&piece, i);
+        continue;
+      }
       Piece stored = piece;
       stored.begin = state.begin;
       stored.end = state.end;
@@ -99,6 +106,7 @@ io::ReadReport load_sections(
     }
   }
   const io::ReadReport report = io::read_parts(parts, {.threads = threads});
+  for (const auto& [piece, state] : starting) piece->start_state(state);
   sharded.values_changed();
   return report;
 }
@@ -125,7 +133,8 @@ StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& opti
       if (optimizer.has_state(states.size(), slot))
         tensors.push_back({slot.name, optimizer.state_shape(states.size(), slot.shape),
                            optimizer.state_kind(states.size()).dtype});
-    states.emplace_back(std::move(name), std::move(tensors));
+    states.push_back(
+        {std::move(name), optimizer.state_kind(states.size()).starts_as_param, std::move(tensors)});
   }
   return states;
 }
@@ -134,28 +143,42 @@ LoadPlan plan_resume(const io::CheckpointReader& reader,
                      const std::vector<io::TensorInfo>& expected, const StateTensors& states,
                      io::LoadPolicy policy) {
   LoadPlan plan;
-  std::vector<std::pair<io::Section, const std::vector<io::TensorInfo>*>> sections{
-      {io::kModelSection, &expected}};
+  struct Wanted {
+    io::Section section;
+    const std::vector<io::TensorInfo>* tensors;
+    const char* otherwise;
+  };
+  std::vector<Wanted> sections{{io::kModelSection, &expected, kRandom}};
   const bool any_state = reader.index().optimizer && !reader.index().optimizer->state.empty();
   if (any_state || policy != io::LoadPolicy::Partial) {
-    for (const auto& state : states) sections.push_back({{state.first}, &state.second});
+    for (const auto& [state, starts_as_param, tensors] : states) {
+      if (any_state && starts_as_param && !reader.has({state}))
+        plan.notes.push_back(fmt::format("note: {} holds no {}, which starts as {}",
+                                         reader.path().string(), state, kWeights));
+      else
+        sections.push_back({{state}, &tensors, starts_as_param ? kWeights : kZeros});
+    }
   } else if (!states.empty()) {
     plan.notes.push_back(
         fmt::format("note: {} holds no optimizer state: training continues with {}",
                     reader.path().string(), kZeros));
   }
-  for (const auto& [section, tensors] : sections) {
+  for (const auto& [section, tensors, otherwise] : sections) {
     // A state that no trained weight has is not stored.
     if (!section.is_model() && tensors->empty() && reader.index().tensors(section) == nullptr)
       continue;
     const auto comparison = io::compare_tensors(*tensors, reader.source(section).tensors());
     const std::string where = fmt::format("{}, section {}", reader.path().string(), section.name());
-    for (std::string& note :
-         io::apply_policy(comparison, policy, where, section.is_model() ? kRandom : kZeros)) {
+    for (std::string& note : io::apply_policy(comparison, policy, where, otherwise)) {
       plan.notes.push_back(std::move(note));
     }
     plan.tensors[section] = comparison.usable;
   }
+  for (const io::Section& section : reader.index().tensor_sections())
+    if (!states.empty() && !section.is_model() &&
+        std::ranges::find(states, section.state, &StateTensorsOf::state) == states.end())
+      plan.notes.push_back(fmt::format("note: {} of {} is dropped: the optimizer has no such state",
+                                       section.state, reader.path().string()));
   return plan;
 }
 

@@ -13,7 +13,7 @@
 
 namespace tessera::train {
 
-/// Tensors to load; the others start as random weights and zero moments.
+/// Tensors to load; the others start as random weights and as the optimizer's state does.
 struct LoadPlan {
   std::map<io::Section, std::set<std::string>> tensors;
   /// Weights to load from another model, see `base` below: the frozen ones of LoRA.
@@ -26,12 +26,19 @@ struct LoadPlan {
 /// Names and shapes of a model's parameters.
 std::vector<io::TensorInfo> tensors_of(const nn::Module& model, bool trainable_only = false);
 
-/// Tensors of each state of an optimizer, for the trainable parameters of a model.
-using StateTensors = std::vector<std::pair<std::string, std::vector<io::TensorInfo>>>;
+/// A state of an optimizer for the trainable parameters of a model.
+struct StateTensorsOf {
+  std::string state;
+  bool starts_as_param = false;  ///< see optim::StateKind
+  std::vector<io::TensorInfo> tensors;
+};
+using StateTensors = std::vector<StateTensorsOf>;
 StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& optimizer);
 
 /// Compares all sections of a checkpoint with the run's model.
 /// @param expected  the model's tensors
+/// A state that starts as the weights may be missing. State that the optimizer lacks is left out, with a
+/// note.
 /// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
 ///         optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader,

@@ -124,7 +124,19 @@ void ShardedModel::load(const ParameterSource& source) {
       source(*piece.parameter, piece.begin + begin, piece.begin + end, out);
     });
   }
+  start_states();
   values_changed();
+}
+
+void ShardedModel::Piece::start_state(std::size_t i) const {
+  const State& values = state[i];
+  if (values.starts_as_param && values.values.defined())
+    kernels::cast(*master.context(), master.view(), {values.values.view(), false, true});
+}
+
+void ShardedModel::start_states() {
+  for (const Piece& piece : held_pieces())
+    for (std::size_t i = 0; i < piece.state.size(); ++i) piece.start_state(i);
 }
 
 void ShardedModel::initialize(std::uint64_t seed) {
@@ -156,16 +168,23 @@ void ShardedModel::create_optimizer_state(const optim::Optimizer& optimizer) {
     for (std::size_t i = 0; i < names.size(); ++i) {
       optim::StatePlaces places(optimizer, i, unit->layout(), unit->segment_begin(),
                                 unit->segment_size());
-      const auto [dtype, block] = optimizer.state_kind(i);
+      const optim::StateKind kind = optimizer.state_kind(i);
+      const auto [dtype, block, starts_as_param] = kind;
+      require(
+          !starts_as_param || (dtype == DType::F32 && block == 1),
+          "optimizer state '{}' starts as the parameter, so it must be f32 with a value for each "
+          "element",
+          names[i]);
       // Zeros in any dtype: segments and thus states are of whole 64 elements.
       const auto bytes = static_cast<std::int64_t>(dtype_size(dtype)) * places.size / block;
       const Tensor zeros = Tensor::full(state_context_, {bytes / 4}, DType::F32, 0.0,
                                         MemoryCategory::OptimizerState, unit->name());
       state.push_back({Tensor::window(zeros.storage(), 0, {places.size / block}, dtype),
-                       std::move(places), block});
+                       std::move(places), kind});
     }
   }
   state_names_ = std::move(names);
+  start_states();
 }
 
 void ShardedModel::observe_gradients(std::function<void(const FlatUnit&)> observer) {
@@ -201,7 +220,8 @@ std::vector<ShardedModel::Piece> ShardedModel::pieces(bool owned_only) {
         const std::int64_t skipped = range.begin - held_ranges[at_range].begin;
         Piece::State& part = piece.state.emplace_back();
         if (place < 0) continue;
-        const std::int64_t block = state.block;
+        const std::int64_t block = state.kind.block;
+        part.starts_as_param = state.kind.starts_as_param;
         part.begin = range.begin / block;
         part.end = (range.end + block - 1) / block;
         part.shape = block == 1 ? piece.parameter->tensor.shape()

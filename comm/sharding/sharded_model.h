@@ -44,11 +44,12 @@ class ShardedModel final : public nn::UnitRuntime {
   const std::shared_ptr<Context>& state_context() const { return state_context_; }
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
 
-  /// Sets this rank's master values from `source`.
+  /// Sets this rank's master values from `source`, and the states that start as the weights.
   void load(const ParameterSource& source);
   /// Sets the masters to the parameters' initial values, which depend on seed and names only.
   void initialize(std::uint64_t seed);
-  /// Creates the optimizer's state tensors, with zeros; step() calls it on first use.
+  /// Creates the optimizer's state tensors, with zeros or the weights as they are now (see
+  /// optim::StateKind); step() calls it on first use.
   /// @throws InvalidArgument if there are tensors of other names
   void create_optimizer_state(const optim::Optimizer& optimizer);
   /// Names of the optimizer's state tensors; empty before create_optimizer_state().
@@ -63,8 +64,11 @@ class ShardedModel final : public nn::UnitRuntime {
       Tensor values{};  ///< [end - begin]; undefined if the parameter lacks this state
       Shape shape{};    ///< of the whole tensor, see Optimizer::state_shape()
       std::int64_t begin = 0, end = 0;  ///< values of the whole tensor
+      bool starts_as_param = false;     ///< see optim::StateKind
     };
     std::vector<State> state{};  ///< in the order of state_names(); empty for frozen parameters
+    /// Sets state i to the master's values, if it starts with those.
+    void start_state(std::size_t i) const;
   };
   /// Pieces that this rank writes into a checkpoint. Every element of the model belongs to exactly
   /// one piece of one rank, whatever is replicated.
@@ -114,6 +118,7 @@ class ShardedModel final : public nn::UnitRuntime {
   };
 
   std::vector<Piece> pieces(bool owned_only);
+  void start_states();
   const Units& units_of_module(const nn::Module& module);
   Units units_of_modules(std::span<nn::Module* const> modules);
   void demand(FlatUnit& unit);
@@ -136,7 +141,7 @@ class ShardedModel final : public nn::UnitRuntime {
   struct State {
     Tensor values;
     optim::StatePlaces places;
-    std::int64_t block;  // elements of a parameter for each value
+    optim::StateKind kind;
   };
   std::vector<std::vector<State>> state_;       // by unit
   Units reducing_, replicating_;                // in flight, oldest first

@@ -39,12 +39,14 @@ struct StateKind {
   DType dtype = DType::F32;
   std::int64_t block =
       1;  ///< elements of the parameter for each value; divides ShardLayout::kAlignment
+  bool starts_as_param =
+      false;  ///< with the parameter's values, not with zeros; needs f32, block 1
 };
 
 /// Updates parameters from gradients, segment by segment. The result of an element must not depend
 /// on how parameters are split into segments. Its state consists of tensors with the shapes of the
-/// parameters, or with a value for each block of elements, which are zero at first and stored in
-/// checkpoints by name.
+/// parameters, or with a value for each block of elements, which start as state_kind() says and are
+/// stored in checkpoints by name.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

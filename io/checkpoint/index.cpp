@@ -159,7 +159,7 @@ TensorMap parse_tensors(const JsonReader& json, const CheckpointIndex& index,
 
 // Checks that two state tensors belong to the same weights or to different ones, as those of two
 // optimizers do, and have their shapes, or one dim: a value for each block of elements. Frozen weights
-// have none.
+// have none. The moving average is of the weights of all optimizers.
 void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   const auto& states = index.optimizer->state;
   const auto fits = [](const Shape& state, const Shape& weight) {
@@ -180,10 +180,12 @@ void check_optimizer(const CheckpointIndex& index, const std::string& source) {
   };
   for (const auto& [state, tensors] : states) {
     if (index.model) check_within(state, tensors, *index.model, "the model");
+    if (state == kAverageSection.state) continue;
     for (const auto& [other, in_other] : states) {
       const bool apart = std::ranges::none_of(
           tensors, [&](const auto& entry) { return in_other.contains(entry.first); });
-      if (!apart) check_within(state, tensors, in_other, "optimizer/" + other);
+      if (!apart || other == kAverageSection.state)
+        check_within(state, tensors, in_other, "optimizer/" + other);
     }
   }
 }

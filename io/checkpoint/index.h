@@ -29,6 +29,8 @@ struct Section {
   auto operator<=>(const Section&) const = default;
 };
 inline const Section kModelSection{};
+/// Moving average of the trained weights, kept by any optimizer.
+inline const Section kAverageSection{"ema"};
 
 /// Whether a name of an optimizer's state tensor is valid: 1 to 100 letters, digits or '_'.
 bool is_state_name(std::string_view name);
@@ -36,9 +38,8 @@ bool is_state_name(std::string_view name);
 using TensorMap = std::map<std::string, TensorRecord>;
 
 struct OptimizerSection {
-  std::int64_t step = 0;  ///< updates made so far, for bias correction
-  std::map<std::string, TensorMap>
-      state;  ///< by name of the state tensor; the same weights in each
+  std::int64_t step = 0;                   ///< updates made so far, for bias correction
+  std::map<std::string, TensorMap> state;  ///< by name of the state tensor
 };
 
 /// The header of a shard: all bytes before its tensor data.

@@ -116,6 +116,24 @@ CheckpointReader CheckpointReader::open(const fs::path& dir) {
   return CheckpointReader(std::move(state));
 }
 
+CheckpointReader CheckpointReader::with(WeightKind weights) const {
+  if (weights == WeightKind::Trained) return *this;
+  require(
+      has(kAverageSection),
+      "checkpoint {} holds no moving average of the weights (it was trained without optim.ema); "
+      "omit --weights ema",
+      path().string());
+  auto state = std::make_shared<State>();
+  state->path = path();
+  state->index = index();
+  auto& model = state->index.model.value();
+  for (const auto& [name, record] : tensors(kAverageSection)) model.at(name) = record;
+  state->index.optimizer->state.erase(kAverageSection.state);
+  for (const Section& section : state->index.tensor_sections())
+    state->sources.try_emplace(section, state->path, state->index, section, true);
+  return CheckpointReader(std::move(state));
+}
+
 const fs::path& CheckpointReader::path() const { return state_->path; }
 const CheckpointIndex& CheckpointReader::index() const { return state_->index; }
 

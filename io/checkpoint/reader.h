@@ -28,6 +28,9 @@ class CorruptFile : public CorruptCheckpoint {
 /// Empty if it does not differ. @throws IoError if the file cannot be examined
 std::string compare_file(const fs::path& path, std::int64_t size);
 
+/// Weights of a checkpoint: as they were trained, or their moving average (kAverageSection).
+enum class WeightKind : std::uint8_t { Trained, Average };
+
 /// A committed checkpoint, open for reading. Cheap to copy. Threads may read concurrently.
 /// The first read of a chunk verifies the whole chunk.
 class CheckpointReader {
@@ -36,6 +39,10 @@ class CheckpointReader {
   /// @param dir  the checkpoint directory itself; see open_checkpoint for runs
   /// @throws CorruptCheckpoint naming the wrong field, CorruptFile, IoError
   static CheckpointReader open(const fs::path& dir);
+
+  /// The same checkpoint with the moving average in the place of each weight that has one, in the model
+  /// section. @throws InvalidArgument, with advice, if it holds none
+  CheckpointReader with(WeightKind weights) const;
 
   const fs::path& path() const;
   const CheckpointIndex& index() const;

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/shape.h"
 #include "io/base/file.h"
+#include "io/checkpoint/reader.h"
 #include "io/pump/layout.h"
 #include "io/source/names.h"
 
@@ -36,7 +37,8 @@ struct ExportShare {
 struct ConsolidateOptions {
   ExportFormat format = ExportFormat::HF;
   ExportWhat what = ExportWhat::Model;
-  std::optional<DType> dtype;  ///< of weights, F32, BF16 or F16; empty: as stored
+  WeightKind weights = WeightKind::Trained;  ///< of a checkpoint of tessera
+  std::optional<DType> dtype;                ///< of weights, F32, BF16 or F16; empty: as stored
   /// Q8_0: of matrices in GGUF whose rows are multiples of 32; others become F16. Without dtype.
   Encoding encoding = Encoding::Plain;
   std::int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file

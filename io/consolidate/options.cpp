@@ -60,6 +60,10 @@ ConsolidateOptions consolidate_options(const OptionTexts& given) {
                                                   {"optimizer", ExportWhat::Optimizer},
                                                   {"all", ExportWhat::All}})
                      .value_or(ExportWhat::Model);
+  options.weights = given
+                        .choice<WeightKind>("weights", {{"trained", WeightKind::Trained},
+                                                        {"ema", WeightKind::Average}})
+                        .value_or(WeightKind::Trained);
   const bool is_part_of_model = options.what != ExportWhat::Model || !options.tensors.empty();
   options.format = given
                        .choice<ExportFormat>("format", {{"hf", ExportFormat::HF},

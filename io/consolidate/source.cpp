@@ -103,7 +103,7 @@ void add_merged(ConsolidateSource& result, const ConsolidateOptions& options,
           result.path.string(), (dir / kConfigFile).string(), model->path().string(),
           adapters.config_file.string()));
   } else {
-    model = open_model(result.path, {}, LoadPolicy::Exact, options.base);
+    model = open_model(result.path, {}, LoadPolicy::Exact, options.base, options.weights);
   }
   result.bases = model->origins();
   const fs::path own = result.bases.back();
@@ -189,6 +189,12 @@ void add_moments(ConsolidateSource& result, const CheckpointReader& reader,
           "{} holds LoRA adapters; write their optimizer state with --format safetensors",
           reader.path().string());
   for (const Section& state : reader.states()) {
+    if (state == kAverageSection && sink_of(options.format).has_hf_names) {
+      for (const auto& [name, record] : reader.tensors(state))
+        result.skipped.emplace_back(state.state + "/" + name,
+                                    "moving average, written with --weights ema");
+      continue;
+    }
     const TensorSource* source = &reader.source(state);
     if (splits) {
       result.sources.push_back(
@@ -294,6 +300,7 @@ void add_gguf(ConsolidateSource& result, const ConsolidateOptions& options) {
   const std::string where = result.path.string();
   require(options.format == ExportFormat::HF && options.what == ExportWhat::Model,
           "{} is a GGUF file, which is written as a Hugging Face directory only", where);
+  require_trained(options.weights, result.path);
   require(!options.merge_lora && !options.step && !options.shards && options.base.empty(),
           "{} is a GGUF file: it has no steps, shards or adapters", where);
   check_no_name_rules(options, result.path);
@@ -373,6 +380,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
   if (std::unique_ptr<ShardedSource> sharded =
           has_steps ? open_megatron(path, options.step)
                     : open_sharded(path, options.shards, wants_optimizer(options))) {
+    require_trained(options.weights, path);
     require(!options.step || has_steps, "{} is a {} and has no step {}", path.string(),
             sharded->kind(), options.step.value_or(0));
     if (options.merge_lora) {
@@ -388,7 +396,7 @@ ConsolidateSource open_consolidate_source(const fs::path& path, const Consolidat
     check_size(result);
     return result;
   }
-  const CheckpointReader reader = open_checkpoint(path, options.step);
+  const CheckpointReader reader = open_checkpoint(path, options.step).with(options.weights);
   check_no_name_rules(options, reader.path());
   require(!options.shards,
           "{} is a checkpoint of tessera, which records its number of shards; omit --shards",

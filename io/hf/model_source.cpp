@@ -93,7 +93,8 @@ namespace {
 constexpr int kMostLevels = 8;
 
 std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
-                                     LoadPolicy policy, const fs::path& base, int level);
+                                     LoadPolicy policy, const fs::path& base, WeightKind weights,
+                                     int level);
 
 // @param config  config.json with which the base's weights beside the adapters would be read
 std::unique_ptr<ModelSource> open_base(const std::string& adapters, const std::string& named,
@@ -110,7 +111,8 @@ std::unique_ptr<ModelSource> open_base(const std::string& adapters, const std::s
                        "to " +
                            config.string());
   require(level < kMostLevels, "{} is the base of its own adapters", adapters);
-  return open_at(given.empty() ? fs::path(named) : given, {}, policy, {}, level + 1);
+  return open_at(given.empty() ? fs::path(named) : given, {}, policy, {}, WeightKind::Trained,
+                 level + 1);
 }
 
 std::unique_ptr<ModelSource> merge_checkpoint(const CheckpointReader& reader, const fs::path& base,
@@ -151,9 +153,11 @@ std::unique_ptr<ModelSource> merge_peft(const PeftTensors& adapters, const fs::p
 }
 
 std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::int64_t> step,
-                                     LoadPolicy policy, const fs::path& base, int level) {
+                                     LoadPolicy policy, const fs::path& base, WeightKind weights,
+                                     int level) {
   require_model_directory(path);
   if (is_adapter_directory(path)) {
+    require_trained(weights, path);
     require(!step, "{} is an adapter in PEFT's format and has no step {}", path.string(),
             step.value_or(0));
     return merge_peft(read_peft(path), base, policy, level);
@@ -161,11 +165,12 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
   // Recognizes the kind of a directory by its weights, because a run has a config.json too.
   std::unique_ptr<ShardedSource> source = open_sharded(path, {}, false);
   if (!source) {
-    const CheckpointReader reader = open_checkpoint(path, step);
+    const CheckpointReader reader = open_checkpoint(path, step).with(weights);
     if (has_lora(reader)) return merge_checkpoint(reader, base, policy, level);
     require(base.empty(), "{} holds whole weights, not LoRA adapters; omit --base", path.string());
     return open_checkpoint_model(reader, policy);
   }
+  require_trained(weights, path);
   require(!step, "{} is a {} and has no step {}", path.string(), source->kind(), step.value_or(0));
   if (has_peft_names(*source))
     return merge_peft(peft_of_state(std::move(source), {}, {}), base, policy, level);
@@ -183,6 +188,12 @@ std::unique_ptr<ModelSource> open_at(const fs::path& path, std::optional<std::in
 
 }  // namespace
 
+void require_trained(WeightKind weights, const fs::path& path) {
+  require(weights == WeightKind::Trained,
+          "{} is no checkpoint of tessera, and holds no moving average; omit --weights ema",
+          path.string());
+}
+
 void check_base(const ModelSource& base, const std::string& digest, const std::string& adapters) {
   if (digest.empty()) return;
   const CheckpointReader* const checkpoint = base.checkpoint();
@@ -198,8 +209,9 @@ std::unique_ptr<ModelSource> open_merged(const PeftTensors& adapter, const fs::p
 }
 
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step,
-                                        LoadPolicy policy, const fs::path& base) {
-  return open_at(path, step, policy, base, 0);
+                                        LoadPolicy policy, const fs::path& base,
+                                        WeightKind weights) {
+  return open_at(path, step, policy, base, weights, 0);
 }
 
 }  // namespace tessera::io

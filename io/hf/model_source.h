@@ -35,11 +35,15 @@ class ModelSource : public TensorSource {
 /// model, are those of their base plus the adapters'.
 /// @param policy  Exact: the tensors must match the configuration; else they are not compared
 /// @param base    MODEL of the frozen weights of adapters; empty: the one that they name
+/// @param weights  of a checkpoint of tessera at path
 /// @throws InvalidArgument if path is none of these, or listing all tensors that do not match its
 ///         configuration; Unsupported, IoError, CorruptCheckpoint
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step = {},
                                         LoadPolicy policy = LoadPolicy::Exact,
-                                        const fs::path& base = {});
+                                        const fs::path& base = {},
+                                        WeightKind weights = WeightKind::Trained);
+/// @throws InvalidArgument if Average is wanted of a source that is no checkpoint of tessera
+void require_trained(WeightKind weights, const fs::path& path);
 
 /// The tensors in a checkpoint: of LoRA adapters, those alone. @throws InvalidArgument if the checkpoint has none or, with Exact, if
 /// its tensors do not match its configuration

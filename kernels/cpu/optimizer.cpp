@@ -233,6 +233,17 @@ void update(Context& context, const WeightUpdate& args) {
              [&](auto cautious) { update<P, U, decltype(cautious)::value>(context, args); });
 }
 
+template <typename P>
+void average(Context& context, const MovingAverage& args) {
+  const auto* param = static_cast<const P*>(args.param.data);
+  auto* average = static_cast<float*>(args.average.data);
+  const auto rest = static_cast<float>(1.0 - args.decay);
+  for_elements(context, args.param.numel(), [=](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) average[i] += rest * (load(param + i) - average[i]);
+  });
+}
+
 }  // namespace
 
 void adamw_8bit(Context& context, const AdamW8bit& args) {
@@ -277,6 +288,14 @@ void weight_update(Context& context, const WeightUpdate& args) {
     is_half ? update<BFloat16, BFloat16>(context, args) : update<float, BFloat16>(context, args);
   else
     is_half ? update<BFloat16, float>(context, args) : update<float, float>(context, args);
+}
+
+void moving_average(Context& context, const MovingAverage& args) {
+  if (std::isnan(*static_cast<const float*>(args.factor.data))) return;
+  if (args.param.dtype == DType::BF16)
+    average<BFloat16>(context, args);
+  else
+    average<float>(context, args);
 }
 
 void clip_factor(Context&, const ClipFactor& args) {

@@ -368,6 +368,33 @@ void run_update(Context& context, const WeightUpdate& args) {
                                    is_aligned(body.param, body.update, body.copy), body);
 }
 
+template <typename P>
+struct AverageBody {
+  const P* param;
+  float* average;
+  const float* factor;
+  float rest;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t i, std::integral_constant<int, N>) const {
+    if (*factor != *factor) return;
+    const Pack<P, N> weights = load_pack<N>(param + i);
+    Pack<float, N> averages = load_pack<N>(average + i);
+    for (int k = 0; k < N; ++k) averages[k] += rest * (widen(weights[k]) - averages[k]);
+    store_pack<N>(average + i, averages);
+  }
+};
+
+template <typename P>
+void run_average(Context& context, const MovingAverage& args) {
+  const AverageBody<P> body{.param = static_cast<const P*>(args.param.data),
+                            .average = static_cast<float*>(args.average.data),
+                            .factor = static_cast<const float*>(args.factor.data),
+                            .rest = static_cast<float>(1.0 - args.decay)};
+  launch_elementwise<kPack<float>>(context, "moving_average", args.param.numel(),
+                                   is_aligned(body.param, body.average), body);
+}
+
 struct Square {
   __device__ __forceinline__ double operator()(double x) const { return x * x; }
 };
@@ -435,6 +462,13 @@ void weight_update(Context& context, const WeightUpdate& args) {
     is_half ? run_update<BFloat16, float>(context, args) : run_update<float, float>(context, args);
 }
 
+void moving_average(Context& context, const MovingAverage& args) {
+  if (args.param.dtype == DType::BF16)
+    run_average<BFloat16>(context, args);
+  else
+    run_average<float>(context, args);
+}
+
 void sum_of_squares(Context& context, const SumOfSquares& args) {
   launch_sum(context, "sum_of_squares", static_cast<const float*>(args.x.data), args.x.numel(),
              Square{}, StoreDouble{static_cast<double*>(args.sum.data)});
@@ -449,6 +483,7 @@ void clip_factor(Context& context, const ClipFactor& args) {
 TESSERA_CUDA_KERNEL(adamw, AdamW)
 TESSERA_CUDA_KERNEL(adamw_8bit, AdamW8bit)
 TESSERA_CUDA_KERNEL(muon_momentum, MuonMomentum)
+TESSERA_CUDA_KERNEL(moving_average, MovingAverage)
 TESSERA_CUDA_KERNEL(normalize, Normalize)
 TESSERA_CUDA_KERNEL(weight_update, WeightUpdate)
 TESSERA_CUDA_KERNEL(sum_of_squares, SumOfSquares)

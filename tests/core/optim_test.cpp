@@ -9,6 +9,7 @@
 #include "core/optim/adamw.h"
 #include "core/optim/adamw8bit.h"
 #include "core/optim/lr_schedule.h"
+#include "core/optim/moving_average.h"
 #include "core/optim/muon.h"
 #include "kernels/elementwise.h"
 
@@ -280,7 +281,7 @@ std::vector<std::vector<float>> updated_by(const optim::Optimizer& optimizer, in
                                                              })});
     segment.compute = compute;
     for (std::size_t i = 0; i < states; ++i) {
-      const auto [dtype, block] = optimizer.state_kind(i);
+      const auto [dtype, block, starts_as_param] = optimizer.state_kind(i);
       const auto& at =
           places[static_cast<std::size_t>(rank)].emplace_back(optimizer, i, layout, rank * n, n);
       const auto bytes = static_cast<std::int64_t>(dtype_size(dtype)) * at.size / block;
@@ -356,9 +357,11 @@ TEST_CASE("from the same gradients optimizers compute the same bits however a mo
   const optim::AdamW adamw;
   const optim::AdamW8bit adamw8bit({.decay = kernels::Decay::Shrinking});
   const optim::Muon muon;
+  const optim::MovingAverage with_average(std::make_shared<optim::Muon>(), 0.75);
   for (const optim::Optimizer* optimizer : {static_cast<const optim::Optimizer*>(&adamw),
                                             static_cast<const optim::Optimizer*>(&adamw8bit),
-                                            static_cast<const optim::Optimizer*>(&muon)})
+                                            static_cast<const optim::Optimizer*>(&muon),
+                                            static_cast<const optim::Optimizer*>(&with_average)})
     for (const auto& [master, compute] :
          {std::pair(DType::F32, DType::F32), std::pair(DType::F32, DType::BF16),
           std::pair(DType::BF16, DType::BF16)}) {

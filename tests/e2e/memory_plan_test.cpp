@@ -108,6 +108,7 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add_number("checkpoint.every", draw.number(0, 3));
   add("checkpoint.async", draw.one_of({"on", "off"}));
   add("checkpoint.what", draw.one_of({"all", "model"}));
+  if (words.back().ends_with("all")) add("optim.ema", draw.one_of({"0", "0.99"}));
   add("comm.backend", draw.one_of({"shm", "tcp"}));
   if (draw.number(0, 1) == 1) {
     add("train.sample_prompt", "once");

@@ -392,6 +392,31 @@ TEST_CASE("the parts of a Muon step match their definitions, and do nothing if t
       });
 }
 
+TEST_CASE("a moving average follows the weights, and does nothing if the factor is NaN") {
+  for (const DType dtype : {DType::F32, DType::BF16})
+    for (const std::int64_t n : kOddLengths)
+      for (const std::int64_t shift : {0, 1})
+        for_each_context([&](Context& context) {
+          const std::int64_t all = n + shift;
+          const Buffer param(dtype, {all}, Buffer::normal(all, 1)),
+              average(DType::F32, {all}, Buffer::normal(all, 2));
+          Buffer factor(DType::F32, {1}, {std::nan("")});
+          const kernels::MovingAverage args{param.view().narrow(0, shift, n),
+                                            average.view().narrow(0, shift, n), factor.view(),
+                                            0.75};
+          auto expected = average.values();
+          kernels::moving_average(context, args);
+          CHECK(average.values() == expected);
+
+          factor.set({0.5});
+          kernels::moving_average(context, args);
+          const auto w = param.values();
+          for (auto i = static_cast<std::size_t>(shift); i < w.size(); ++i)
+            expected[i] = 0.75 * expected[i] + 0.25 * w[i];
+          check_close(average.values(), expected, tolerance(DType::F32), 4.0);
+        });
+}
+
 TEST_CASE("codes of moments round to one of the two nearest, and on average to the value") {
   for (const double x : {0.0, 1e-6, 1e-3, 0.1, 0.5, 0.99, 1.0}) {
     CAPTURE(x);

@@ -16,11 +16,15 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/reduction.h"
 #include "core/optim/adamw8bit.h"
+#include "core/optim/moving_average.h"
 #include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
+#include "io/consolidate/consolidate.h"
+#include "io/safetensors/directory.h"
 #include "tests/support/check_throws.h"
 #include "tests/support/temp_dir.h"
 #include "train/checkpoints.h"
+#include "train/load_state.h"
 #include "train/loader.h"
 #include "train/plan.h"
 #include "train/step.h"
@@ -124,6 +128,126 @@ TEST_CASE("a run with an own optimizer goes on at other numbers of ranks") {
     const auto reader = io::open_checkpoint(parts.path() / "run");
     CHECK(reader.states().size() == optimizer->state_names().size());
   }
+}
+
+namespace {
+
+std::vector<float> weights_of(const io::CheckpointReader& reader, const std::string& name) {
+  std::vector<float> values(
+      static_cast<std::size_t>(numel(reader.tensors(io::kModelSection).at(name).shape)));
+  reader.read(io::kModelSection, name, 0, std::ssize(values), values.data(), DType::F32);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("the moving average of weights is the one computed by hand, at any number of ranks") {
+  const test::TempDir dir;
+  const std::string run = dir.path() / "run";
+  const optim::MovingAverage optimizer(std::make_shared<optim::AdamW8bit>(), 0.5);
+  const auto checkpoint = [&](std::int64_t step) {
+    return io::CheckpointReader::open(std::filesystem::path(run) / "checkpoints" /
+                                      io::checkpoint_name(step));
+  };
+  std::map<std::string, std::vector<float>> expected;
+  run_threads(1, [&](Rank& rank) {
+    Net net;
+    materialize(net, rank.context, DType::F32,
+                [](const Parameter& p, std::int64_t begin, std::int64_t end, float* out) {
+                  initialize_range(p, 3, begin, end, out);
+                });
+    for (const Parameter* p : net.parameters()) expected[p->name] = p->tensor.to_vector<float>();
+  });
+  std::int64_t step = 0;
+  for (const auto& [world, until] : {std::pair(2, 3), {3, 6}, {1, 40}}) {
+    run_threads(world, [&, until = until](Rank& rank) {
+      Net net;
+      const comm::Mesh mesh(*rank.communicator);
+      comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+      Checkpoints checkpoints(run, rank, model, optimizer, {.keep = 0});
+      model.initialize(3);
+      for (std::int64_t s = checkpoints.load_latest(); s < until; ++s) {
+        train_step(rank, net, model, optimizer, s);
+        checkpoints.save(s + 1);
+      }
+      checkpoints.finish(until);
+    });
+    while (step < until) {
+      const auto trained = checkpoint(++step), averaged = trained.with(io::WeightKind::Average);
+      const auto t = static_cast<double>(step);
+      const auto rest = static_cast<float>(1 - std::min(0.5, (1 + t) / (10 + t)));
+      CHECK_FALSE(averaged.has(io::kAverageSection));
+      for (auto& [name, average] : expected) {
+        const auto now = weights_of(trained, name), got = weights_of(averaged, name);
+        for (std::size_t i = 0; i < average.size(); ++i) {
+          average[i] += rest * (now[i] - average[i]);
+          CHECK(got[i] == doctest::Approx(average[i]).epsilon(1e-5));
+        }
+        if (step == 1) CHECK(got != now);
+      }
+    }
+  }
+  io::ConsolidateOptions average;
+  average.format = io::ExportFormat::Safetensors;
+  average.weights = io::WeightKind::Average;
+  io::consolidate(run, dir.path() / "average", average);
+  const auto exported = io::open_safetensors_directory(dir.path() / "average");
+  REQUIRE(exported->tensors().size() == 4);
+  for (const auto& [name, values] : expected) {
+    std::vector<float> got(values.size());
+    exported->read(name, 0, std::ssize(got), got.data(), DType::F32);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      CHECK(got[i] == doctest::Approx(values[i]).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("an average begins with the weights of a checkpoint without one, and can be left") {
+  const test::TempDir dir;
+  const auto adamw = std::make_shared<optim::AdamW>();
+  const optim::MovingAverage with_average(adamw, 0.999);
+  train_on(2, dir.path(), 4, *adamw);
+  const auto before = io::open_checkpoint(dir.path());
+  CHECK_THROWS_HOLDING(InvalidArgument, "holds no moving average of the weights",
+                       before.with(io::WeightKind::Average));
+  run_threads(3, [&](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, comm::shard_spec("full"), rank.context);
+    const auto plan = plan_resume(before, tensors_of(net), state_tensors(net, with_average),
+                                  io::LoadPolicy::Exact);
+    REQUIRE(plan.notes.size() == 1);
+    CHECK(plan.notes[0].ends_with("holds no ema, which starts as the weights as they are now"));
+    load_training_state(model, with_average, before, plan, 1, 0);
+    for (const auto& piece : model.held_pieces())
+      CHECK(piece.state[2].values.to_vector<float>() == piece.master.to_vector<float>());
+  });
+  train_on(3, dir.path(), 8, with_average);
+  CHECK(io::open_checkpoint(dir.path()).states().size() == 3);
+  Net net;
+  const auto plan = plan_resume(io::open_checkpoint(dir.path()), tensors_of(net),
+                                state_tensors(net, *adamw), io::LoadPolicy::Exact);
+  REQUIRE(plan.notes.size() == 1);
+  CHECK(plan.notes[0].ends_with("is dropped: the optimizer has no such state"));
+  train_on(2, dir.path(), 12, *adamw);
+  CHECK(io::open_checkpoint(dir.path()).states().size() == 2);
+}
+
+TEST_CASE("a step that is not finite leaves the moving average") {
+  run_threads(1, [](Rank& rank) {
+    Net net;
+    const comm::Mesh mesh(*rank.communicator);
+    comm::ShardedModel model(net, mesh, {}, rank.context);
+    const optim::MovingAverage optimizer(std::make_shared<optim::AdamW>(), 0.5);
+    model.initialize(3);
+    train_step(rank, net, model, optimizer, 0);
+    const auto average = [&] { return model.held_pieces()[0].state[2].values.to_vector<float>(); };
+    const auto before = average();
+    Step step(model, {.step = 1});
+    step.micro_batch(0, [&] { return ops::sum(net(rows(rank.context, 0, 4))) * std::nan(""); });
+    step.finish(optimizer, {.lr = 0.1});
+    CHECK(average() == before);
+    CHECK(before != model.held_pieces()[0].master.to_vector<float>());
+  });
 }
 
 TEST_CASE("state of another optimizer is refused") {

@@ -55,5 +55,8 @@ Command add_checkpoint_seal(CLI::App& parent);
 inline constexpr const char* kOneCheckpoint = "A checkpoint, or a run (its newest checkpoint)";
 inline constexpr const char* kAnyCheckpoint =
     "A checkpoint, a run (its newest checkpoint), or anything else that consolidate reads";
+inline constexpr const char* kWeightsOption = "--weights";
+inline constexpr const char* kWeightsHelp =
+    "trained, or ema: the moving average of the weights that a run with optim.ema keeps";
 
 }  // namespace tessera::tools

@@ -341,7 +341,14 @@ TEST_CASE("moments match parameters") {
   CHECK(parse_index(other.dump(), "index.json").optimizer->state.at("exp_avg").size() == 2);
   moments["exp_avg_sq"].erase("v");
   refuse_text(other.dump(), "exp_avg of v has no counterpart in optimizer/exp_avg_sq");
-  moments["exp_avg"].erase("v");  // v is frozen
+  moments["ema"] = moments["exp_avg"];  // of all trained weights
+  moments["momentum"]["v"] = moments["exp_avg"]["v"];
+  moments["exp_avg"].erase("v");  // v is frozen, or another optimizer's
+  CHECK(parse_index(other.dump(), "index.json").optimizer->state.size() == 4);
+  moments["ema"].erase("v");
+  refuse_text(other.dump(), "momentum of v has no counterpart in optimizer/ema");
+  moments.erase("ema");
+  moments.erase("momentum");
   CHECK(parse_index(other.dump(), "index.json").optimizer->state.at("exp_avg").size() == 1);
   moments = {{"momentum", tensors}};  // another optimizer
   CHECK(parse_index(other.dump(), "index.json").tensor_sections() ==

@@ -80,6 +80,10 @@ void Config::validate(int world_size, bool needs_data) {
           "optim.name muon is for whole weights, and LoRA trains adapters; set --optim.name adamw");
   require(optim.name != "muon" || shard.offload == "none",
           "optim.name muon gathers whole matrices on the GPU; set --shard.offload none");
+  require(optim.ema == 0 || checkpoint.what == "all",
+          "optim.ema is saved with the optimizer's state, and checkpoint.what is {}; set "
+          "--checkpoint.what all",
+          checkpoint.what);
   require(model.preset.empty() || model.init_from.empty(),
           "model.preset is {}, but model.init_from has a model already; leave one of them out",
           model.preset);

@@ -72,6 +72,7 @@ struct Config {
     double weight_decay = 0.1;
     std::string decay = "all";
     double clip_norm = 1.0;  ///< 0: no clipping
+    double ema = 0;          ///< decay of the moving average of the weights; 0: none
     std::int64_t warmup_steps = 100;
     std::string schedule = "cosine";
     double min_lr = 1e-4;               ///< a tenth of lr unless given

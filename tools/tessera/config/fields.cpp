@@ -128,6 +128,8 @@ std::vector<Field> make_fields() {
       text(KEY(optim.decay), "shrinking: decay only weights that the update makes smaller",
            {"all", "shrinking"}),
       number(KEY(optim.clip_norm), 0, kHuge, "largest global gradient norm; 0: no clipping"),
+      number(KEY(optim.ema), 0, 0.999999,
+             "decay of a moving average of the weights, such as 0.999; 0: none"),
       number(KEY(optim.warmup_steps), 0, 1e15, "steps of linear increase to lr"),
       text(KEY(optim.schedule), "learning rate after warm-up",
            {"constant", "cosine", "linear", "wsd"}),

@@ -174,6 +174,9 @@ Command add_consolidate(CLI::App& parent) {
   add_text(*app, "--what", "Weights, optimizer state, or both")
       ->check(CLI::IsMember({"model", "optimizer", "all"}))
       ->default_str("model");
+  add_text(*app, kWeightsOption, kWeightsHelp)
+      ->check(CLI::IsMember({"trained", "ema"}))
+      ->default_str("trained");
   add_text(*app, "--dtype",
            "Dtype of the weights; f16 is an error if a value is beyond 65504, q8_0 is for gguf")
       ->check(CLI::IsMember({"keep", "f32", "bf16", "f16", "q8_0"}))

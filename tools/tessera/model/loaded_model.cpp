@@ -23,6 +23,9 @@ void add_load_options(CLI::App& app, std::string& model, LoadOptions& options) {
   app.add_option("--step", options.step, kStepHelp)->capture_default_str();
   app.add_option("--base", options.base,
                  "Model of LoRA adapters' base, if it is not where they say");
+  app.add_option(kWeightsOption, options.weights, kWeightsHelp)
+      ->capture_default_str()
+      ->check(CLI::IsMember({"trained", "ema"}));
   app.add_option("--dtype", options.dtype, "f32 or bf16")->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--threads", options.threads, "0: OMP_NUM_THREADS or all processors")
@@ -34,7 +37,8 @@ LoadedModel load_model(const std::string& path, const LoadOptions& options) {
   require(options.dtype == "f32" || options.dtype == "bf16",
           "--dtype must be f32 or bf16, got '{}'", options.dtype);
   const auto source =
-      io::open_model(path, parse_step(path, options.step), io::LoadPolicy::Exact, options.base);
+      io::open_model(path, parse_step(path, options.step), io::LoadPolicy::Exact, options.base,
+                     options.weights == "ema" ? io::WeightKind::Average : io::WeightKind::Trained);
   LoadedModel loaded;
   loaded.path = source->is_merged() ? std::filesystem::path(path) : source->path();
   ChosenDevice chosen = open_device(options.device, 0, train::default_threads(options.threads, 1));

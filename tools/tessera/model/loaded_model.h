@@ -26,11 +26,12 @@ struct LoadedModel {
 };
 
 struct LoadOptions {
-  std::string step = "latest";  ///< of a run; see parse_step
-  std::string base;             ///< MODEL of the frozen weights of LoRA adapters
-  std::string dtype = "f32";    ///< f32 or bf16
-  std::string device = "auto";  ///< see open_device
-  int threads = 0;              ///< 0: OMP_NUM_THREADS or the number of processors
+  std::string step = "latest";      ///< of a run; see parse_step
+  std::string base;                 ///< MODEL of the frozen weights of LoRA adapters
+  std::string weights = "trained";  ///< trained or ema, see io::WeightKind
+  std::string dtype = "f32";        ///< f32 or bf16
+  std::string device = "auto";      ///< see open_device
+  int threads = 0;                  ///< 0: OMP_NUM_THREADS or the number of processors
 };
 
 /// Declares MODEL and the load options. `model` and `options` must outlive the parsing.

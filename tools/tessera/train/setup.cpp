@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/optim/adamw8bit.h"
+#include "core/optim/moving_average.h"
 #include "core/optim/muon.h"
 #include "io/checkpoint/find.h"
 #include "io/data/mixture.h"
@@ -628,7 +629,9 @@ train::LoaderOptions loader_options(const Config& config) {
   return {config.train.global_batch, config.train.micro_batch};
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
+namespace {
+
+std::unique_ptr<optim::Optimizer> make_plain_optimizer(const Config& config) {
   const optim::AdamWOptions adamw{
       config.optim.beta1, config.optim.beta2, config.optim.eps, config.optim.weight_decay,
       config.optim.decay == "shrinking" ? kernels::Decay::Shrinking : kernels::Decay::All};
@@ -636,6 +639,14 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
     return std::make_unique<optim::Muon>(optim::MuonOptions{config.optim.momentum, adamw});
   if (config.optim.name == "adamw8bit") return std::make_unique<optim::AdamW8bit>(adamw);
   return std::make_unique<optim::AdamW>(adamw);
+}
+
+}  // namespace
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config) {
+  auto optimizer = make_plain_optimizer(config);
+  if (config.optim.ema == 0) return optimizer;
+  return std::make_unique<optim::MovingAverage>(std::move(optimizer), config.optim.ema);
 }
 
 void require_head_dim(const models::Arch& model, Device device, std::string_view cpu_flag) {
