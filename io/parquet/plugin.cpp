@@ -108,7 +108,11 @@ class ArrowTextColumn final : public TextColumn {
 
  private:
   int groups() const { return reader_->metadata()->num_row_groups(); }
-  std::int64_t rows_of(int group) const { return reader_->metadata()->RowGroup(group)->num_rows(); }
+  std::int64_t rows_of(int group) const {
+    const std::int64_t rows = reader_->metadata()->RowGroup(group)->num_rows();
+    if (rows < 0) throw parquet::ParquetException("a row group has ", rows, " rows");
+    return rows;
+  }
 
   /// Reads rows of the same page. @return false at the end
   bool read() {
