@@ -197,6 +197,16 @@ TEST_CASE("damaged Parquet files end with an error, and are skipped alike from a
     examine(flipped, at % 3 == 0 ? "text" : at % 3 == 1 ? "delta" : "dictionary");
   }
 
+  // Numbers of rows of 50, made negative.
+  refused = 0;
+  for (std::size_t at = whole.size() - 4000; at < whole.size(); ++at) {
+    if (whole[at] != 2 * 50) continue;
+    std::string negative = whole;
+    negative[at] = 2 * 15 - 1;
+    examine(negative, "text");
+  }
+  CHECK(refused >= 2);
+
   auto options =
       byte_options({dir.write("b.parquet", whole.substr(0, whole.size() / 2)), fixture()}, "text");
   CHECK_THROWS_HOLDING(CorruptCheckpoint, "b.parquet can't be read as a Parquet file",
