@@ -28,7 +28,7 @@ set(optional OPTIONAL)  # no part of the target tessera
 tessera_install_component(testing tessera_fiber)
 
 install(TARGETS tessera RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-foreach(plugin tessera_onednn tessera_cuda tessera_cudnn tessera_nccl)
+foreach(plugin tessera_onednn tessera_parquet tessera_cuda tessera_cudnn tessera_nccl)
   if(TARGET ${plugin})
     install(TARGETS ${plugin} LIBRARY DESTINATION lib/tessera)
   endif()

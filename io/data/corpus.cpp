@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/base/error.h"
@@ -94,6 +95,8 @@ class TextFinder final : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
+bool CorpusFile::has_rows() const { return is_parquet_name(path); }
+
 bool CorpusFile::has_lines() const {
   const std::string name = without_compression(path);
   return name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json");
@@ -140,6 +143,7 @@ CorpusReader::CorpusReader(const std::vector<CorpusFile>& files, const FileRange
 bool CorpusReader::open() {
   if (at_.file >= static_cast<std::int64_t>(range_.end)) return false;
   const CorpusFile& file = files_[static_cast<std::size_t>(at_.file)];
+  if (file.has_rows()) return true;  // put_row() opens it
   input_ = open_input(file.path);
   buffer_.clear();
   begin_ = 0;
@@ -187,6 +191,7 @@ void CorpusReader::close() {
   closed_ += files_[static_cast<std::size_t>(at_.file)].bytes;
   at_ = {at_.file + 1, 0, 0, false};
   input_.reset();
+  rows_.reset();
   buffer_.clear();
   begin_ = 0;
 }
@@ -195,17 +200,53 @@ bool CorpusReader::next(CorpusBatch& batch) {
   batch.text.clear();
   batch.units.clear();
   while (batch.text.size() < kBatchBytes) {
-    if (!input_ && !open()) break;
-    const bool lines = files_[static_cast<std::size_t>(at_.file)].has_lines();
-    if (lines ? put_line(batch) : put_text(batch)) continue;
-    if (!damage_.empty()) {
-      const std::size_t end = batch.text.size();
-      batch.units.push_back({at_, end, end, end, true, std::exchange(damage_, {})});
-    }
+    if (!input_ && !rows_ && !open()) break;
+    const CorpusFile& file = files_[static_cast<std::size_t>(at_.file)];
+    if (file.has_rows() ? put_row(batch) : file.has_lines() ? put_line(batch) : put_text(batch))
+      continue;
+    if (!damage_.empty()) put_missing(batch, std::exchange(damage_, {}));
     close();
   }
-  batch.consumed = closed_ + (input_ ? input_->consumed() : 0);
+  batch.consumed = closed_ + consumed();
   return !batch.units.empty();
+}
+
+/// Bytes read of the open file; those of a file with rows in proportion to its rows.
+std::int64_t CorpusReader::consumed() const {
+  if (!rows_) return input_ ? input_->consumed() : 0;
+  const auto rows = static_cast<double>(std::max(rows_->rows(), std::int64_t{1}));
+  const double share = std::min(static_cast<double>(at_.line) / rows, 1.0);
+  return static_cast<std::int64_t>(
+      share * static_cast<double>(files_[static_cast<std::size_t>(at_.file)].bytes));
+}
+
+void CorpusReader::put_missing(CorpusBatch& batch, std::string why) {
+  const std::size_t end = batch.text.size();
+  batch.units.push_back({at_, end, end, end, true, std::move(why)});
+}
+
+/// @return false at the end of the file
+bool CorpusReader::put_row(CorpusBatch& batch) {
+  const std::string& path = files_[static_cast<std::size_t>(at_.file)].path;
+  std::optional<std::string_view> text;
+  try {
+    if (!rows_) rows_ = open_text_column(path, options_.column, at_.line);
+    if (!rows_->next(text)) return false;
+  } catch (const CorruptCheckpoint& error) {
+    if (!options_.skip_damage) throw;
+    damage_ = error.what();
+    return false;
+  }
+  if (text) {
+    const std::size_t begin = batch.text.size();
+    batch.text.append(*text);
+    batch.units.push_back({at_, begin, batch.text.size(), batch.text.size(), true, {}});
+  } else {
+    put_missing(batch,
+                fmt::format("{}: row {}: \"{}\" is null", path, at_.line + 1, options_.column));
+  }
+  ++at_.line;
+  return true;
 }
 
 /// Moves a unit from the buffer to a batch.

@@ -9,16 +9,18 @@
 #include <vector>
 
 #include "io/data/input_stream.h"
+#include "io/parquet/text_column.h"
 
 namespace tessera::io {
 
-/// A file with documents: one per line if its name, without that of a compression, ends in .jsonl, .ndjson
-/// or .json; else it is one document.
+/// A file with documents: one per row if its name ends in .parquet; one per line if its name, without that
+/// of a compression, ends in .jsonl, .ndjson or .json; else it is one document.
 struct CorpusFile {
   std::string path;
   std::int64_t bytes = 0;
   std::int64_t modified = 0;  ///< nanoseconds since 1970
 
+  bool has_rows() const;
   bool has_lines() const;
   friend bool operator==(const CorpusFile&, const CorpusFile&) = default;
 };
@@ -34,11 +36,11 @@ struct FileRange {
 /// Files of part `number` of `parts`, from 1: consecutive files of about as many bytes in each part.
 FileRange corpus_part(const std::vector<CorpusFile>& files, int number, int parts);
 
-/// Begin of a unit of text: a document, a line with one, or a part of a document.
+/// Begin of a unit of text: a document, a line or row with one, or a part of a document.
 struct CorpusPosition {
   std::int64_t file = 0;
-  std::int64_t offset = 0;  ///< decoded bytes
-  std::int64_t line = 0;    ///< lines before it
+  std::int64_t offset = 0;  ///< decoded bytes; 0 in a file with rows
+  std::int64_t line = 0;    ///< lines or rows before it
   bool inside = false;      ///< continues a document
 };
 
@@ -49,7 +51,8 @@ struct CorpusBatch {
     std::size_t begin = 0, end = 0;  ///< of `text`
     std::size_t context = 0;         ///< end of the text that follows in the document, from `end`
     bool last = true;                ///< ends its document
-    std::string damage = {};  ///< of the stream, the rest of which is skipped after this unit
+    /// Why there is no text: a null in a row, or damage, after which the rest of the file is skipped.
+    std::string missing = {};
   };
   std::string text;
   std::vector<Unit> units;
@@ -59,7 +62,8 @@ struct CorpusBatch {
 struct CorpusOptions {
   /// Whether the document of a file may be cut into units of about kBatchBytes; empty: never.
   std::function<bool(std::int64_t file)> cut = {};
-  bool skip_damage = false;  ///< skip the rest of a damaged stream; false: throw
+  std::string column = {};   ///< of the texts in files with rows
+  bool skip_damage = false;  ///< skip the rest of a damaged file; false: throw
   std::function<void(const std::string&)> warn = {};  ///< suspicious content of a text file
 };
 
@@ -72,15 +76,18 @@ class CorpusReader {
   CorpusReader(const std::vector<CorpusFile>& files, const FileRange& range,
                const CorpusPosition& from, CorpusOptions options);
   /// @return false at the end
-  /// @throws as open_input() and InputStream::read()
+  /// @throws as open_input(), InputStream::read(), open_text_column() and TextColumn::next()
   bool next(CorpusBatch& batch);
 
  private:
   bool open();
   bool fill(std::size_t bytes);
+  std::int64_t consumed() const;
   std::size_t available() const { return buffer_.size() - begin_; }
   void close();
   void put(CorpusBatch& batch, std::size_t size, std::size_t context, bool last);
+  void put_missing(CorpusBatch& batch, std::string why);
+  bool put_row(CorpusBatch& batch);
   bool put_line(CorpusBatch& batch);
   bool put_text(CorpusBatch& batch);
   std::size_t find_cut(std::size_t least) const;
@@ -91,6 +98,7 @@ class CorpusReader {
   CorpusPosition at_;        // of the first byte that is not in a batch
   std::int64_t closed_ = 0;  // bytes of the files before the open one
   std::unique_ptr<InputStream> input_;
+  std::unique_ptr<TextColumn> rows_;  // in place of input_, in a file with rows
   std::string buffer_;
   std::size_t begin_ = 0;  // of the bytes in buffer_ that are not in a batch
   std::string damage_;     // found in the open file

@@ -33,15 +33,16 @@ class BatchEncoder {
       const std::size_t before = ids_.size();
       EncodedBatch::Unit& done = out.units.emplace_back();
       done.at = unit.at;
-      done.error = unit.damage;
+      done.error = unit.missing;
+      if (!done.error.empty()) continue;
       try {
         done.is_document = add(batch.text, unit) && !unit.at.inside;
       } catch (const CutInToken&) {
         throw;
       } catch (const Error& error) {
         // Where a text is cut depends on where the process began, so a piece must not be skipped.
-        const auto file = static_cast<std::size_t>(unit.at.file);
-        if (!options_.skip_bad || !options_.sources[file].has_lines()) throw;
+        const CorpusFile& file = options_.sources[static_cast<std::size_t>(unit.at.file)];
+        if (!options_.skip_bad || !(file.has_lines() || file.has_rows())) throw;
         done.error = error.what();
         ids_.resize(before);
       }
@@ -65,6 +66,7 @@ class BatchEncoder {
     const CorpusFile& file = options_.sources[static_cast<std::size_t>(unit.at.file)];
     std::string_view text = all.substr(unit.begin, unit.end - unit.begin);
     std::string value, name = file.path;
+    if (file.has_rows()) name += fmt::format(": row {}", unit.at.line + 1);
     if (file.has_lines()) {
       name += fmt::format(":{}", unit.at.line + 1);
       try {
@@ -97,8 +99,9 @@ void encode_corpus(const TokenizeOptions& options, const FileRange& range,
                    const std::function<void(const EncodedBatch&)>& use) {
   constexpr std::int64_t kAheadPerThread = 2;  // batches that may wait for an earlier one
   std::mutex read_mutex, mutex;
-  CorpusReader reader(options.sources, range, from,
-                      {.cut = cut, .skip_damage = options.skip_bad, .warn = options.warn});
+  CorpusReader reader(
+      options.sources, range, from,
+      {.cut = cut, .column = options.field, .skip_damage = options.skip_bad, .warn = options.warn});
   std::int64_t begun = 0;                        // guarded by read_mutex
   std::condition_variable changed;               // the next three, guarded by mutex
   std::map<std::int64_t, EncodedBatch> waiting;  // by number

@@ -68,16 +68,26 @@ std::int64_t Mixture::count_until(std::size_t part, std::int64_t block) const {
 
 std::pair<std::size_t, std::int64_t> Mixture::place(std::int64_t sample) const {
   require(sample >= 0, "a sample number must not be negative, got {}", sample);
-  const std::int64_t block = sample / kBlock;
-  // Within a block, sources take turns at random.
-  std::int64_t at = shuffled_row(sample, kBlock, seed_);
-  std::size_t part = 0;
-  for (;; ++part) {
-    const std::int64_t before = count_until(part, block);
-    const std::int64_t count = count_until(part, block + 1) - before;
-    if (at < count) return {part, before + at};
-    at -= count;
+  if (sample / kBlock != block_) order_block(sample / kBlock);
+  return places_[static_cast<std::size_t>(sample % kBlock)];
+}
+
+// Within a block, sources take turns at random, and each source's rows stay in order.
+void Mixture::order_block(std::int64_t block) const {
+  std::vector<std::size_t> parts;
+  std::vector<std::int64_t> next;
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    next.push_back(count_until(part, block));
+    parts.insert(parts.end(), static_cast<std::size_t>(count_until(part, block + 1) - next.back()),
+                 part);
   }
+  places_.clear();
+  for (std::int64_t i = 0; i < kBlock; ++i) {
+    const std::int64_t at = shuffled_row(block * kBlock + i, kBlock, seed_);
+    const std::size_t part = parts[static_cast<std::size_t>(at)];
+    places_.emplace_back(part, next[part]++);
+  }
+  block_ = block;
 }
 
 std::int64_t Mixture::seq_len() const { return parts_.front().samples->seq_len(); }

@@ -32,7 +32,7 @@ class Mixture final : public Samples {
   ///   share that is not above 0
   Mixture(std::vector<Part> parts, std::uint64_t seed);
 
-  /// Number of the part, and of its sample.
+  /// Number of the part, and of its sample. Called by one thread at a time.
   std::pair<std::size_t, std::int64_t> place(std::int64_t sample) const;
 
   std::int64_t seq_len() const override;
@@ -43,10 +43,14 @@ class Mixture final : public Samples {
 
  private:
   std::int64_t count_until(std::size_t part, std::int64_t block) const;
+  void order_block(std::int64_t block) const;
 
   std::vector<Part> parts_;
   std::size_t largest_ = 0;
   std::uint64_t seed_;
+  // Places of the samples of the block that was asked for last.
+  mutable std::int64_t block_ = -1;
+  mutable std::vector<std::pair<std::size_t, std::int64_t>> places_;
 };
 
 }  // namespace tessera::io

@@ -26,6 +26,9 @@ struct Format {
 constexpr const char* kUnpack = "unpack it and give the files in it";
 constexpr const char* kTokenize =
     "unpack it, or make token files of it with `tessera data tokenize`";
+constexpr const char* kTokenizeParquet =
+    "make token files of it with `tessera data tokenize`, which knows it by a name that ends in "
+    ".parquet";
 constexpr const char* kExtract = "extract its text into a .txt file";
 constexpr const char* kConvert = "write its ids as uint16 into a .bin file";
 constexpr Format kFormats[] = {
@@ -37,7 +40,7 @@ constexpr Format kFormats[] = {
     {"PK\x03\x04"sv, "a zip archive (.zip, .npz, .pt)", kUnpack},
     {"\x93NUMPY"sv, "a NumPy array (.npy)", kConvert},
     {"\x89HDF\r\n"sv, "an HDF5 file", kConvert},
-    {"PAR1"sv, "a Parquet file", kExtract},
+    {"PAR1"sv, "a Parquet file", kTokenizeParquet},
     {"ARROW1"sv, "an Arrow file", kExtract},
     {"%PDF-"sv, "a PDF file", kExtract},
     {"SQLite format 3"sv, "an SQLite database", kExtract},

@@ -124,7 +124,8 @@ void run(const TokenizeOptions& options, const FileRange& range, const CorpusPos
          const std::function<bool(std::int64_t)>& cut, ShardCutter& cutter) {
   TokenizeProgress progress;
   for (std::size_t i = range.begin; i < range.end; ++i) progress.total += options.sources[i].bytes;
-  const bool resumed = from.offset > 0 || from.file > static_cast<std::int64_t>(range.begin);
+  const bool resumed =
+      from.offset > 0 || from.line > 0 || from.file > static_cast<std::int64_t>(range.begin);
   encode_corpus(options, range, from, cut, [&](const EncodedBatch& batch) {
     cutter.add(batch);
     if (resumed && progress.done == 0) progress.found = batch.consumed;

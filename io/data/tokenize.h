@@ -23,10 +23,10 @@ struct TokenizeProgress {
 struct TokenizeOptions {
   TokenizerPtr tokenizer;
   std::vector<CorpusFile> sources;
-  std::string field = "text";   ///< key of the text in lines of JSON
+  std::string field = "text";   ///< key of the text in lines of JSON, or column of a Parquet file
   bool special_tokens = true;   ///< put the tokenizer's prefix and suffix around documents
   std::int32_t end_token = -1;  ///< put after each document; -1: none
-  bool skip_bad = false;        ///< skip bad lines and the rest of damaged streams; false: throw
+  bool skip_bad = false;  ///< skip bad lines and rows, and the rest of damaged files; false: throw
   std::int64_t shard_tokens = 100'000'000;
   int threads = 1;
   int part = 1, parts = 1;  ///< from 1
@@ -51,8 +51,8 @@ class TokenizeStopped : public Error {
 
 /// Writes the tokens of all sources to one file, which appears when it is whole. The bytes do not depend
 /// on the number of threads, here and below. Memory: about 16 MiB per thread, and a small multiple of the
-/// longest line and of the longest document that the tokenizer cannot cut.
-/// @throws IoError, CorruptCheckpoint on sources; InvalidArgument, Unsupported of the tokenizer
+/// longest line or row and of the longest document that the tokenizer cannot cut.
+/// @throws IoError, CorruptCheckpoint on sources; InvalidArgument of the tokenizer; Unsupported of either
 TokenizeReport tokenize_to_file(const TokenizeOptions& options, const fs::path& out);
 
 /// Writes the tokens of a part of the sources to shards in a directory, and, if there is one part, its

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 tessera, run, template = sys.argv[1:]
@@ -64,6 +65,10 @@ class Server:
 
     def files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def memory(self):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS:"))
 
     def end(self, number=signal.SIGTERM):
         started = time.monotonic()
@@ -261,23 +266,44 @@ for bytes_ in (b"\x00" * 100, b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(bytes_)
 
-# More requests than are admitted: each is served or refused.
+# More requests than are admitted, on connections that are all open: each is served or refused, and the server's files and memory
+# are given back.
+CLIENTS = 200
 long = {"prompt": ["to"] * 16, "n": 2, "max_tokens": 40, "temperature": 0}
 files = server.files()
+all_connected = threading.Barrier(CLIENTS)
 
 
 def one(_):
-    response, data = server.request("POST", "/v1/completions", long)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.connect()
+    all_connected.wait(timeout=30)
+    connection.request("POST", "/v1/completions", json.dumps(long), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    data = json.loads(response.read())
+    connection.close()
     return response.status, response.getheader("Retry-After"), data
 
 
-with concurrent.futures.ThreadPoolExecutor(150) as pool:
-    results = list(pool.map(one, range(150)))
-served = [data for status, _, data in results if status == 200]
-refused = [data for status, after, data in results if (status, after) == (503, "1")]
-assert len(served) + len(refused) == 150 and len(served) >= 8 and refused
-assert all(len(data["choices"]) == 32 and data["choices"] == served[0]["choices"] for data in served)
-assert all(data["error"]["type"] == "server_error" for data in refused)
+def wait_for_files():
+    deadline = time.monotonic() + 10
+    while server.files() > files and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.files() <= files, (server.files(), files)
+
+
+memory = []
+for _ in range(2):
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        results = list(pool.map(one, range(CLIENTS)))
+    served = [data for status, _, data in results if status == 200]
+    refused = [data for status, after, data in results if (status, after) == (503, "1")]
+    assert len(served) + len(refused) == CLIENTS and len(served) >= 8 and refused
+    assert all(len(data["choices"]) == 32 and data["choices"] == served[0]["choices"] for data in served)
+    assert all(data["error"]["type"] == "server_error" for data in refused)
+    wait_for_files()
+    memory.append(server.memory())
+assert memory[1] < memory[0] + (16 << 20), memory
 
 # Dropped connections end their requests, which would take seconds.
 endless = {"prompt": ["to"] * 128, "n": 2, "max_tokens": 40, "temperature": 0, "logprobs": 20}
@@ -293,10 +319,7 @@ for _ in range(500):
         break
     time.sleep(0.02)
 assert response.status == 200
-deadline = time.monotonic() + 10
-while server.files() > files and time.monotonic() < deadline:
-    time.sleep(0.02)
-assert server.files() <= files, (server.files(), files)
+wait_for_files()
 
 # A dropped request stops while it runs.
 slow = Server("--batch", "1")

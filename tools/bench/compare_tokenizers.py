@@ -14,9 +14,9 @@ OLMo 2 and SmolLM. Exit code 1 if any ids differ.
 
 With --documents, compares documents in lines of JSON on N threads each, alternately: the whole command of tessera (reading, parsing, encoding,
 writing, syncing), and of Hugging Face's tokenizers encode_batch_fast() alone, on batches of 1000 documents in memory. Prints the medians of
-tokens/s and their ratio; needs only the package tokenizers.
+tokens/s, their ratio, and the peak memory of both processes; needs only the package tokenizers.
 """
-import argparse, array, gzip, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
+import argparse, array, gzip, itertools, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
 
 
 def parse_arguments():
@@ -30,37 +30,65 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def peak_memory(pid):
+    """Peak of a process's resident memory in bytes; 0 after its end."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return max((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), default=0)
+
+
+def run_watched(command):
+    """Returns the JSON that a command prints, its seconds and its peak memory in bytes."""
+    start, peak = time.perf_counter(), 0
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        while process.poll() is None:
+            peak = max(peak, peak_memory(process.pid))
+            time.sleep(0.02)
+        seconds = time.perf_counter() - start
+        if process.returncode:
+            sys.exit(f"{command[0]} failed with {process.returncode}")
+        return json.load(process.stdout), seconds, peak
+
+
+def batches(paths, size):
+    """Yields lists of texts of lines of JSON."""
+    lines = (line for path in paths for line in path.open())
+    while batch := [json.loads(line)["text"] for line in itertools.islice(lines, size)]:
+        yield batch
+
+
 def compare_documents(args):
     """Returns whether all ids are equal."""
     from tokenizers import Tokenizer
     reference = Tokenizer.from_file(args.documents)
-    documents = [json.loads(line)["text"] for path in args.texts for line in path.open()]
-    ours, theirs = [], []
+    ours, theirs, same = [], [], True
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "ids.bin"
         command = [f"{args.build}/bin/tessera", "data", "tokenize", *args.texts, "--tokenizer", args.documents, "--out", out,
                    "--overwrite", "--no-special-tokens", "--threads", args.threads, "--json"]
         for run in range(args.runs):
-            start = time.perf_counter()
-            report = json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout)
-            ours.append(report["tokens"] / (time.perf_counter() - start))
+            report, seconds, our_peak = run_watched(command)
+            ours.append(report["tokens"] / seconds)
             seconds = count = 0
-            encodings = []
-            for begin in range(0, len(documents), 1000):
-                batch = documents[begin:begin + 1000]
-                start = time.perf_counter()
-                encoded = reference.encode_batch_fast(batch, add_special_tokens=False)
-                seconds += time.perf_counter() - start
-                if run == 0:
-                    encodings += [array.array("I" if report["vocab_size"] > 65536 else "H", e.ids) for e in encoded]
-                count += sum(map(len, encoded))
+            with out.open("rb") as ids:
+                ids.seek(1024)
+                for batch in batches(args.texts, 1000):
+                    start = time.perf_counter()
+                    encoded = reference.encode_batch_fast(batch, add_special_tokens=False)
+                    seconds += time.perf_counter() - start
+                    for encoding in encoded:
+                        expected = array.array("I" if report["vocab_size"] > 65536 else "H", encoding.ids).tobytes()
+                        same &= ids.read(len(expected)) == expected
+                        count += len(encoding)
+                same &= not ids.read(1)
             theirs.append(count / seconds)
-            if run == 0:
-                same = out.read_bytes()[1024:] == b"".join(ids.tobytes() for ids in encodings)
             print(f"run {run + 1}: tessera {ours[-1] / 1e6:.2f}, tokenizers {theirs[-1] / 1e6:.2f} million tokens/s", flush=True)
     mine, other = statistics.median(ours), statistics.median(theirs)
     print(f"{report['documents']} documents, {report['tokens']} ids {'equal' if same else 'DIFFER'}, {args.threads} threads: medians "
-          f"{mine / 1e6:.2f} and {other / 1e6:.2f} million tokens/s, ratio {mine / other:.2f}")
+          f"{mine / 1e6:.2f} and {other / 1e6:.2f} million tokens/s, ratio {mine / other:.2f}; peak memory "
+          f"{our_peak / 1e6:.0f} MB and {peak_memory(os.getpid()) / 1e6:.0f} MB")
     return same
 
 

@@ -139,7 +139,8 @@ Command add_data_tokenize(CLI::App& parent) {
       "      one of four jobs; then: tessera data commit /shared/web");
   app->add_option("FILE", command->files,
                   "Files, globs or directories, also compressed (.gz, .zst). Each line of .jsonl, "
-                  ".ndjson and .json files is a document; any other file is one")
+                  ".ndjson and .json files and each row of .parquet files is a document; any other "
+                  "file is one")
       ->required();
   app->add_option("--tokenizer", command->tokenizer,
                   "bytes, a tokenizer file, or a directory with one")
@@ -147,7 +148,8 @@ Command add_data_tokenize(CLI::App& parent) {
   app->add_option("--out", command->out,
                   "Token file (.bin) in the format of llm.c, or a directory for shards")
       ->required();
-  app->add_option("--field", options.field, "Key of the text in lines of JSON")
+  app->add_option("--field", options.field,
+                  "Key of the text in lines of JSON, or column of Parquet files")
       ->capture_default_str();
   app->add_option("--shard-tokens", options.shard_tokens, "Tokens of a shard; the last has fewer")
       ->capture_default_str()
@@ -157,7 +159,7 @@ Command add_data_tokenize(CLI::App& parent) {
   app->add_flag("--no-special-tokens", command->no_special,
                 "Leave out the special tokens that the tokenizer puts around a document");
   app->add_flag("--skip-bad", options.skip_bad,
-                "Skip and count bad lines and the rest of damaged files; default: stop");
+                "Skip and count bad lines and rows and the rest of damaged files; default: stop");
   app->add_option("--part", command->part,
                   "K/N: tokenize only part K of N of the files, to shards in the directory");
   app->add_option("--threads", options.threads, "Threads; the output does not depend on them")
