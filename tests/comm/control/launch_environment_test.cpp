@@ -159,6 +159,17 @@ TEST_CASE("flags override all variables") {
   CHECK_THROWS_HOLDING(InvalidArgument, "--world-size is missing", detect_launch({}, flags));
 }
 
+TEST_CASE("ranks are bound to parts of a host only where their number on it is known") {
+  CHECK(detect_launch(kTorchrun).ranks_to_bind() == detect_launch(kTorchrun).local_world_size);
+  CHECK(detect_launch(with(kSrun, "SLURM_STEP_TASKS_PER_NODE", "2(x2)")).ranks_to_bind() == 2);
+  auto uneven = with(with(kSrun, "SLURM_STEP_NUM_NODES", "2"), "SLURM_STEP_TASKS_PER_NODE", "3,1");
+  CHECK(detect_launch(uneven).ranks_to_bind() == 1);
+  LaunchFlags flags{.rank = 1, .world_size = 2, .local_rank = {}, .rendezvous = "host:1234"};
+  CHECK(detect_launch({}, flags).ranks_to_bind() == 1);  // perhaps one on each of two hosts
+  flags.local_rank = 1;
+  CHECK(detect_launch({}, flags).ranks_to_bind() == 1);  // another guess than of local rank 0
+}
+
 TEST_CASE("an incomplete set of variables names the missing one") {
   const auto check = [](const Variables& all, const std::vector<const char*>& needed) {
     for (const char* name : needed) {
