@@ -74,7 +74,7 @@ TEST_CASE("tessera's launcher") {
         "rank 5 of 8 (local 1 of 4), launcher: tessera --nproc, rendezvous at 127.0.0.1:4567");
 }
 
-TEST_CASE("torchrun: its port + 1, and each restart is a run of its own") {
+TEST_CASE("torchrun: its port + 1, and one run id for all restarts") {
   const auto e = detect_launch(kTorchrun);
   CHECK(e.launcher == Launcher::Torchrun);
   check_ranks(e, 5, 8, 1, 4);
