@@ -35,10 +35,9 @@ struct StateTensorsOf {
 using StateTensors = std::vector<StateTensorsOf>;
 StateTensors state_tensors(const nn::Module& model, const optim::Optimizer& optimizer);
 
-/// Compares all sections of a checkpoint with the run's model.
+/// Compares all sections of a checkpoint with the run's model. A state that starts as the weights may be
+/// missing. State that the optimizer lacks is left out, with a note.
 /// @param expected  the model's tensors
-/// A state that starts as the weights may be missing. State that the optimizer lacks is left out, with a
-/// note.
 /// @throws InvalidArgument listing all missing, unexpected and mismatched tensors, or on missing
 ///         optimizer state, unless the policy allows it
 LoadPlan plan_resume(const io::CheckpointReader& reader,

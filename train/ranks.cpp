@@ -79,7 +79,7 @@ Rank join(const RankOptions& options) {
   rank.timeout = options.timeout;
   rank.run_id = run_id_of(environment);
   rank.context =
-      open_device(options.device, environment.local_rank, threads, environment.local_world_size)
+      open_device(options.device, environment.local_rank, threads, environment.ranks_to_bind())
           .context;
   comm::BootstrapOptions bootstrap;
   bootstrap.backend = options.backend;

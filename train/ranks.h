@@ -56,7 +56,8 @@ void run(const std::function<void(Rank&)>& f, const RankOptions& options = {});
 void run_threads(int world_size, const std::function<void(Rank&)>& f,
                  const RankOptions& options = {});
 
-/// Threads of a process: `asked`, else OMP_NUM_THREADS, else those of share_of_rank(). @throws InvalidArgument on a malformed variable
+/// Threads of a process: `asked`, else OMP_NUM_THREADS, else those of share_of_rank().
+/// @throws InvalidArgument on a malformed variable
 int default_threads(std::int64_t asked, int local_ranks);
 
 }  // namespace tessera::train

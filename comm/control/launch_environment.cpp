@@ -136,6 +136,7 @@ LaunchEnvironment from_flags(const LaunchFlags& flags, const Reader& reader) {
   if (!flags.rendezvous.empty()) set_endpoint(env, "--rdzv", flags.rendezvous);
   env.local_rank = flags.local_rank.value_or(env.rank);
   // The number of ranks on this host is unknown, so guess it.
+  env.knows_local_world_size = env.world_size == 1;
   env.local_world_size = std::max(env.local_rank + 1, flags.local_rank ? 1 : env.world_size);
   env.run_id = reader.text("TESSERA_RUN_ID", flags.rendezvous);
   return env;
@@ -203,11 +204,13 @@ LaunchEnvironment from_srun(const Reader& reader) {
   LaunchEnvironment env = reader.ranks("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID");
   const bool one_node = reader.number("SLURM_STEP_NUM_NODES", 1) == 1;
   env.local_world_size = one_node ? env.world_size : env.local_rank + 1;
+  env.knows_local_world_size = one_node;
   // "2(x3),1" lists the ranks of each node. It is usable only if all nodes have equally many.
   const std::string tasks = reader.text("SLURM_STEP_TASKS_PER_NODE", "");
   if (!tasks.empty() && tasks.find(',') == tasks.npos) {
     env.local_world_size = parse("SLURM_STEP_TASKS_PER_NODE",
                                  std::string_view(tasks).substr(0, tasks.find('(')), 1, 1'000'000);
+    env.knows_local_world_size = true;
   }
   env.run_id = reader.text(
       "TESSERA_RUN_ID", reader.text("SLURM_JOB_ID", "srun") + "." + reader.text("SLURM_STEP_ID"));

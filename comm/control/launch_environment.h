@@ -26,6 +26,8 @@ struct LaunchEnvironment {
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
+  /// False: local_world_size is a guess, which may differ between the ranks of a host.
+  bool knows_local_world_size = true;
   /// Address of the store; empty for one rank.
   std::string address;
   std::uint16_t port = 0;
@@ -40,6 +42,8 @@ struct LaunchEnvironment {
   /// The run's secret, from read_token(). detect_launch() sets neither `token` nor `bind`.
   std::string token = {};
 
+  /// Ranks that may divide this host's processors by their local ranks: 1 if the number is a guess.
+  int ranks_to_bind() const { return knows_local_world_size ? local_world_size : 1; }
   /// "rank 2 of 4 (local 0 of 2), launcher: torchrun, rendezvous at 10.0.0.1:29501"; without the
   /// token
   std::string describe() const;

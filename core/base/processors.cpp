@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -17,13 +18,17 @@
 namespace tessera {
 namespace {
 
+// 8,192 processors, the most that Linux supports. A cpu_set_t holds 1,024, and a kernel that may have
+// more refuses to fill a single one.
+using ProcessorSet = std::array<cpu_set_t, 8>;
+
 // The processors of a process; empty if unknown.
 std::vector<int> affinity(pid_t process) {
   std::vector<int> out;
-  cpu_set_t set;
-  if (::sched_getaffinity(process, sizeof(set), &set) != 0) return out;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) out.push_back(i);
+  ProcessorSet set{};
+  if (::sched_getaffinity(process, sizeof(set), set.data()) != 0) return out;
+  for (std::size_t i = 0; i < 8 * sizeof(set); ++i) {
+    if (CPU_ISSET_S(i, sizeof(set), set.data())) out.push_back(static_cast<int>(i));
   }
   return out;
 }
@@ -84,7 +89,7 @@ Processors this_process_processors(const std::string& root, const std::string& m
                                    const std::string& nodes) {
   Processors out;
   out.allowed = affinity(0);
-  if (out.allowed.empty()) {  // a host of more than 1,024 processors
+  if (out.allowed.empty()) {  // a sandbox that forbids the call
     out.allowed.resize(std::max(1U, std::thread::hardware_concurrency()));
     std::iota(out.allowed.begin(), out.allowed.end(), 0);
   }
@@ -135,10 +140,9 @@ ProcessorShare share_of_rank(const Processors& processors, int local_rank, int l
 void bind_to_numa_nodes(int local_rank, int local_ranks) {
   const ProcessorShare share = share_of_rank(this_process_processors(), local_rank, local_ranks);
   if (share.processors.empty()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int processor : share.processors) CPU_SET(processor, &set);
-  ::sched_setaffinity(0, sizeof(set), &set);  // a refusal costs speed alone
+  ProcessorSet set{};
+  for (const int processor : share.processors) CPU_SET_S(processor, sizeof(set), set.data());
+  ::sched_setaffinity(0, sizeof(set), set.data());  // a refusal costs speed alone
 }
 
 }  // namespace tessera

@@ -5,17 +5,17 @@
 
 namespace tessera {
 
-/// What a process may use of a host's processors.
+/// Processors of a host that a process may use.
 struct Processors {
   std::vector<int> allowed{};  ///< by its affinity mask, ascending, 1 or more
-  int of_parent = 0;  ///< number of those that the process that started it may use; 0: unknown
+  int of_parent = 0;  ///< number of processors in the mask of its parent process; 0: unknown
   int quota = 0;      ///< processors' worth of time of its control groups, rounded up; 0: no limit
   std::vector<std::vector<int>> nodes{};  ///< of the host, by NUMA node
 
   /// Number that this process can use at once, 1 or more.
   int usable() const;
-  /// Number that the ranks of this host can use at once: if a launcher bound this one to a part of its
-  /// own processors, such as srun, those of the launcher.
+  /// Number that all ranks of this host can use at once. If the parent process has more processors, it
+  /// counts as a launcher, such as srun, that gave each rank a part of its own.
   int shared() const;
 };
 
@@ -33,9 +33,10 @@ struct ProcessorShare {
   std::vector<int> processors{};  ///< of the rank's NUMA nodes, to bind it to; empty: no binding
 };
 
-/// Divides processors among ranks that share them. If the nodes can be divided evenly, each rank
-/// gets whole nodes, or a part of one; such ranks find their memory close by. A launcher such as srun
-/// that gives each rank other processors has divided them, which the mask of the parent shows.
+/// Divides the processors of a host among its ranks. Where NUMA nodes divide evenly, each rank gets whole
+/// nodes, or shares one, so that its memory is local. Ranks with fewer processors than their parent
+/// process count as bound by the launcher, to other processors each: they stay so.
+/// @param local_rank  from 0, below local_ranks
 ProcessorShare share_of_rank(const Processors& processors, int local_rank, int local_ranks);
 
 /// Binds the calling thread, and those that it starts from now on, to the rank's NUMA nodes, if

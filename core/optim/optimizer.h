@@ -37,10 +37,10 @@ struct UpdateOptions {
 /// Values of a state tensor.
 struct StateKind {
   DType dtype = DType::F32;
-  std::int64_t block =
-      1;  ///< elements of the parameter for each value; divides ShardLayout::kAlignment
-  bool starts_as_param =
-      false;  ///< with the parameter's values, not with zeros; needs f32, block 1
+  /// Elements of the parameter for each value; divides ShardLayout::kAlignment.
+  std::int64_t block = 1;
+  /// Starts with the parameter's values instead of zeros; needs f32 and block 1.
+  bool starts_as_param = false;
 };
 
 /// Updates parameters from gradients, segment by segment. The result of an element must not depend

@@ -123,6 +123,7 @@ CheckpointReader CheckpointReader::with(WeightKind weights) const {
       "checkpoint {} holds no moving average of the weights (it was trained without optim.ema); "
       "omit --weights ema",
       path().string());
+  tensors(kModelSection);  // throws if absent
   auto state = std::make_shared<State>();
   state->path = path();
   state->index = index();

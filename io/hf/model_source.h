@@ -33,9 +33,9 @@ class ModelSource : public TensorSource {
 /// Checkpoint (FSDP, torchtitan, Lightning, its safetensors form) with a config.json in it.
 /// Weights of LoRA adapters, in a checkpoint, in PEFT's format or in the state of PEFT's running
 /// model, are those of their base plus the adapters'.
-/// @param policy  Exact: the tensors must match the configuration; else they are not compared
-/// @param base    MODEL of the frozen weights of adapters; empty: the one that they name
-/// @param weights  of a checkpoint of tessera at path
+/// @param policy   Exact: the tensors must match the configuration; else they are not compared
+/// @param base     MODEL of the frozen weights of adapters; empty: the one that they name
+/// @param weights  of a checkpoint of tessera at path; other sources have trained weights only
 /// @throws InvalidArgument if path is none of these, or listing all tensors that do not match its
 ///         configuration; Unsupported, IoError, CorruptCheckpoint
 std::unique_ptr<ModelSource> open_model(const fs::path& path, std::optional<std::int64_t> step = {},

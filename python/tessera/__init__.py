@@ -78,7 +78,7 @@ def consolidate(source: str | os.PathLike, out: str | os.PathLike, *, progress: 
                 **options: Any) -> dict[str, Any]:
     """Writes a checkpoint as a whole model into directory `out`.
 
-    Options are those of `tessera consolidate`: format, what, dtype, max_shard_size, memory, step, jobs,
+    Options are those of `tessera consolidate`: format, what, weights, dtype, max_shard_size, memory, step, jobs,
     buffered, overwrite, part, merge_lora, base, config, like, strip, rename, select, exclude, shards,
     tensors. A list repeats an option. Warnings are issued by Python's warnings.
 

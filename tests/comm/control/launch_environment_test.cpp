@@ -74,7 +74,7 @@ TEST_CASE("tessera's launcher") {
         "rank 5 of 8 (local 1 of 4), launcher: tessera --nproc, rendezvous at 127.0.0.1:4567");
 }
 
-TEST_CASE("torchrun: its port + 1, and each restart is a run of its own") {
+TEST_CASE("torchrun: its port + 1, and one run id for all restarts") {
   const auto e = detect_launch(kTorchrun);
   CHECK(e.launcher == Launcher::Torchrun);
   check_ranks(e, 5, 8, 1, 4);
@@ -157,6 +157,17 @@ TEST_CASE("flags override all variables") {
   CHECK_THROWS_HOLDING(InvalidArgument, "--rdzv host:port is missing", detect_launch({}, flags));
   flags.world_size.reset();
   CHECK_THROWS_HOLDING(InvalidArgument, "--world-size is missing", detect_launch({}, flags));
+}
+
+TEST_CASE("ranks are bound to parts of a host only where their number on it is known") {
+  CHECK(detect_launch(kTorchrun).ranks_to_bind() == detect_launch(kTorchrun).local_world_size);
+  CHECK(detect_launch(with(kSrun, "SLURM_STEP_TASKS_PER_NODE", "2(x2)")).ranks_to_bind() == 2);
+  auto uneven = with(with(kSrun, "SLURM_STEP_NUM_NODES", "2"), "SLURM_STEP_TASKS_PER_NODE", "3,1");
+  CHECK(detect_launch(uneven).ranks_to_bind() == 1);
+  LaunchFlags flags{.rank = 1, .world_size = 2, .local_rank = {}, .rendezvous = "host:1234"};
+  CHECK(detect_launch({}, flags).ranks_to_bind() == 1);  // perhaps one on each of two hosts
+  flags.local_rank = 1;
+  CHECK(detect_launch({}, flags).ranks_to_bind() == 1);  // another guess than of local rank 0
 }
 
 TEST_CASE("an incomplete set of variables names the missing one") {

@@ -279,8 +279,8 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
     const bool on_gpu = context->device().type == DeviceType::CUDA;
     for (std::string& note :
          advice(setup.config, make_model(setup.config, setup.model)->parameter_count(),
-                !setup.resume && !setup.init_from && !setup.adapters, usable_processors(),
-                on_gpu ? 0 : environment.local_world_size))
+                !setup.resume && !setup.init_from && !setup.adapters,
+                this_process_processors().shared(), on_gpu ? 0 : environment.local_world_size))
       setup.notes.push_back(std::move(note));
     require(setup.config.checkpoint.keep_best == 0 || setup.val,
             "checkpoint.keep_best is {}, but there is no validation data; name "
@@ -371,7 +371,7 @@ int join_and_train(Config config, const comm::LaunchEnvironment& environment,
   const ChosenDevice chosen =
       open_device(config.train.device, environment.local_rank,
                   train::default_threads(config.train.threads, environment.local_world_size),
-                  environment.local_world_size);
+                  environment.ranks_to_bind());
   chosen.context->ledger().set_limit(config.train.memory_limit);
   comm::RankGroup group = join(config, environment, chosen.context, status, flight);
   try {
