@@ -41,7 +41,8 @@ std::vector<RunMetrics> read_runs(const std::vector<std::string>& given) {
   std::string problem;
   for (const std::string& path : given) {
     std::error_code error;
-    const fs::path canonical = fs::weakly_canonical(path, error);
+    fs::path canonical = fs::weakly_canonical(path, error);
+    if (canonical.filename() == "metrics.jsonl") canonical = canonical.parent_path();
     if (!error && !seen.insert(canonical).second) continue;
     try {
       RunFile file = read_run(path);
