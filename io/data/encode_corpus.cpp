@@ -102,7 +102,8 @@ void encode_corpus(const TokenizeOptions& options, const FileRange& range,
   CorpusReader reader(
       options.sources, range, from,
       {.cut = cut, .column = options.field, .skip_damage = options.skip_bad, .warn = options.warn});
-  std::int64_t begun = 0;                        // guarded by read_mutex
+  std::int64_t begun = 0;                        // this and the next, guarded by read_mutex
+  bool readable = true;                          // false at the end, and after an error
   std::condition_variable changed;               // the next three, guarded by mutex
   std::map<std::int64_t, EncodedBatch> waiting;  // by number
   std::int64_t used = 0;
@@ -114,7 +115,8 @@ void encode_corpus(const TokenizeOptions& options, const FileRange& range,
       std::int64_t number = 0;
       {
         const std::lock_guard lock(read_mutex);
-        if (!reader.next(batch)) return;
+        if (!std::exchange(readable, false) || !reader.next(batch)) return;
+        readable = true;
         number = begun++;
       }
       EncodedBatch encoded = encoder.encode(batch);

@@ -61,14 +61,13 @@ int find_column(const parquet::SchemaDescriptor& schema, const std::string& path
   for (int i = 0; i < schema.num_columns(); ++i) {
     const parquet::ColumnDescriptor& column = *schema.Column(i);
     const std::string here = column.path()->ToDotString();
+    const bool is_list = column.max_repetition_level() > 0;
     if (is_text(column)) {
       if (here == name) return i;
       texts.push_back(here);
-    } else if (here == name) {
+    } else if (here == name || (is_list && here.starts_with(name + "."))) {
       throw IoError("{}: column \"{}\" holds {}, not one text per row", path, name,
-                    column.max_repetition_level() > 0
-                        ? "lists"
-                        : parquet::TypeToString(column.physical_type()));
+                    is_list ? "lists" : parquet::TypeToString(column.physical_type()));
     }
   }
   throw IoError("{} has no column \"{}\"; --field names another, of its text columns: {}", path,

@@ -58,12 +58,12 @@ TEST_CASE("given keys stay, and the depth's others follow from them") {
 }
 
 TEST_CASE("the keys that a depth sets are listed as flags, and mean the same without it") {
-  const Config config = with_depth({"--model.depth=4", "--model.n_layer=3"});
+  const Config config = with_depth({"--model.depth=4", "--model.n_embd=128"});
   const auto lines = depth_lines(config);
   REQUIRE(lines.size() == 3);
   CHECK(lines[0] ==
-        "--model.arch nanochat --model.n_embd 256 --model.n_head 2 --model.seq_len 2048");
-  CHECK(lines[1] == "--train.global_batch 128 --train.steps 492");
+        "--model.arch nanochat --model.n_layer 4 --model.n_head 1 --model.seq_len 2048");
+  CHECK(lines[1] == "--train.global_batch 64 --train.steps 456");
   CHECK(
       lines[2].starts_with("--optim.name muon --optim.warmup_steps 40 --optim.lr 0.00442 "
                            "--optim.lr_scale 'embed.*=2' 'head.*=2'"));
@@ -74,6 +74,8 @@ TEST_CASE("the keys that a depth sets are listed as flags, and mean the same wit
   const Config again = with_depth({file});
   CHECK(to_json(again) == to_json(config));
   CHECK(again.from_depth.empty());
+  CHECK_THROWS_HOLDING(InvalidArgument, "model.depth is 8, but model.n_layer is 4",
+                       with_depth({file, "--model.depth=8"}));
 }
 
 TEST_CASE("a depth and a model that exists exclude each other") {

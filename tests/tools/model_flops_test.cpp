@@ -63,6 +63,7 @@ TEST_CASE("model FLOPs utilization is known where the device's peak is") {
   CHECK(peak_flops("NVIDIA H100 80GB HBM3, compute capability 9.0", "bf16-true") == 989e12);
   CHECK(peak_flops("NVIDIA H100 PCIe", "bf16") == 756e12);
   CHECK(peak_flops("NVIDIA H200", "fp32") == 67e12);
+  CHECK(peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16") == 0);
   CHECK(peak_flops("NVIDIA GeForce GTX 1080", "bf16") == 0);
   CHECK(mfu_per_rate(config, arch, "cpu", 1) == 0);
 

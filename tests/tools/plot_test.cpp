@@ -38,7 +38,8 @@ TEST_CASE("runs are plotted on the console, as SVG, and as CSV") {
   const TempDir dir;
   write_run(dir, "x/run", 300);
   write_run(dir, "y/run", 1);
-  const Arguments runs = {"plot", dir.file("x/run"), dir.file("y/run"), dir.file("x/../x/run")};
+  const Arguments runs = {"plot", dir.file("x/run"), dir.file("y/run"), dir.file("x/../x/run"),
+                          dir.file("x/run/metrics.jsonl")};
 
   const CliResult console = run_to(0, runs);
   CHECK(holds(console.out, "loss (nats per token)"));

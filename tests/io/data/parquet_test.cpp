@@ -159,6 +159,7 @@ TEST_CASE("columns that hold no text are refused with those that do") {
   refused("content",
           "has no column \"content\"; --field names another, of its text columns: text, large,");
   refused("id", "column \"id\" holds INT64, not one text per row");
+  refused("lists", "column \"lists\" holds lists, not one text per row");
   refused("lists.list.element", "holds lists, not one text per row");
 }
 
@@ -196,6 +197,15 @@ TEST_CASE("damaged Parquet files end with an error, and are skipped alike from a
     flipped[at] ^= static_cast<char>(1 + at % 255);
     examine(flipped, at % 3 == 0 ? "text" : at % 3 == 1 ? "delta" : "dictionary");
   }
+
+  // The header of a dictionary page: all threads stop at the error of the one that reads.
+  std::string headless = whole;
+  headless[2399] ^= 1;
+  auto threads = byte_options({dir.write("c.parquet", headless)}, "dictionary");
+  threads.threads = 4;
+  for (int i = 0; i < 5; ++i)
+    CHECK_THROWS_HOLDING(CorruptCheckpoint, "c.parquet: column \"dictionary\"",
+                         tokenize_to_file(threads, dir.file("x.bin")));
 
   // Numbers of rows of 50, made negative.
   refused = 0;

@@ -55,4 +55,6 @@ TEST_CASE("without a range there are still two ticks") {
   }
   CHECK(labels({3, 3, 4, Scale::Linear}) == "2.6 2.8 3.0 3.2 3.4");
   CHECK(labels({0, 0, 4, Scale::Whole}) == "0 1");
+  const double huge = 9e18;  // plus 1 is the same
+  CHECK(Axis(huge, huge, 4, Scale::Whole).position(huge) == 0);
 }

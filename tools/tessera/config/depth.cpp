@@ -38,6 +38,10 @@ void apply_depth(Config& config) {
   require(other == nullptr,
           "model.depth {} makes a new model, and {} names one; leave one of them out", depth,
           other == nullptr ? "" : other);
+  require(!config.given.contains("model.n_layer") || config.model.n_layer == depth,
+          "model.depth is {0}, but model.n_layer is {1}, which the config.json of a run gives too; "
+          "leave out model.n_layer and the keys that follow from the depth, or set --model.depth 0",
+          depth, config.model.n_layer);
   const auto set = [&](std::string_view key, const auto& value) {
     if (config.given.contains(key)) return;
     set_field(config, *find_field(key), value, "model.depth");

@@ -13,12 +13,12 @@ namespace tessera::tools {
 ///   batch    B = 2^19 (N / N of depth 12)^0.383, rounded to a power of two
 ///   steps    N / B
 ///   rates    muon: 0.1 sqrt(B / 2^19) / sqrt(C), twice that for embedding and head; constant, then
-///            to 0 in the last fifth of the steps
+///            to 0 in the last fifth of the steps; not set for another family or optimizer
 ///
 /// Source: github.com/karpathy/nanochat; the batch: Bergsma et al. 2025, arXiv:2505.13738. Its rate
 /// 0.02 of Muon is divided by the scale 0.2 sqrt(C) of Muon here (arXiv:2502.16982); its rates of
 /// AdamW are in proportion to the initial standard deviation, 0.8 there and 0.02 here.
-/// @throws InvalidArgument if model.preset or model.init_from is given too
+/// @throws InvalidArgument if model.preset, model.init_from or another model.n_layer is given too
 void apply_depth(Config& config);
 
 /// Keys that model.depth has set, a line for each section; none without it.

@@ -48,7 +48,7 @@ void Axis::make_linear(double smallest, double largest, int most_ticks) {
   const double size = std::max(std::abs(smallest), std::abs(largest));
   if (largest - smallest < 1e-9 * size || largest == smallest) {
     // A constant: in the middle, or at the start of an exact axis.
-    const double room = exact || size == 0 ? 1 : 0.1 * size;
+    const double room = size == 0 ? 1 : exact ? std::max(1.0, 1e-6 * size) : 0.1 * size;
     if (!exact) smallest -= room;
     largest += room;
   }

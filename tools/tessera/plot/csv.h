@@ -8,8 +8,8 @@
 
 namespace tessera::tools {
 
-/// Comma-separated values, one line per run and step: `run`, `step`, and the keys of metrics.jsonl. What a step does
-/// not have, or what is null, is empty.
+/// Comma-separated values, one line per run and step: `run`, `step`, and the keys of metrics.jsonl. Absent and
+/// null values are empty.
 /// @param keys  empty: all
 std::string to_csv(std::span<const RunMetrics> runs, const std::vector<std::string>& keys);
 

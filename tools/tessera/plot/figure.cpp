@@ -117,7 +117,7 @@ struct Range {
   }
 };
 
-// Where a panel's axes are.
+// Area of a panel's axes.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
 };
@@ -131,17 +131,17 @@ class Artist {
   void text(double x, double y, const char* attributes, std::string_view content) {
     add("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, attributes, in_xml(content));
   }
-  void legend_key(double x, double y, const Key& key) {
-    std::string style = classes(key.style, key.line);
-    if (key.neutral) style.replace(0, 2, "neutral");
+  void legend_entry(double x, double y, const LegendEntry& entry) {
+    std::string style = classes(entry.style, entry.line);
+    if (entry.neutral) style.replace(0, 2, "neutral");
     add("<path class=\"key {}\" d=\"M{:.1f} {:.1f}h{:.0f}\"/>", style, x, y, kSwatch);
-    if (key.line == LineStyle::Marked)
+    if (entry.line == LineStyle::Marked)
       add("<circle class=\"dot {}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>",
-          key.neutral ? "neutral" : fmt::format("c{}", key.style % 7), x + kSwatch / 2, y);
-    text(x + kSwatch + 6, y + 4.5, "", shortened(key.text, kLongestName));
+          entry.neutral ? "neutral" : fmt::format("c{}", entry.style % 7), x + kSwatch / 2, y);
+    text(x + kSwatch + 6, y + 4.5, "", shortened(entry.text, kLongestName));
   }
-  static double legend_width(const Key& key) {
-    return kSwatch + 6 + width_of(shortened(key.text, kLongestName)) + kSpace;
+  static double legend_width(const LegendEntry& entry) {
+    return kSwatch + 6 + width_of(shortened(entry.text, kLongestName)) + kSpace;
   }
 
   void panel(const Panel& panel, const Box& box, const Range& x_range, const Figure& figure) {
@@ -162,10 +162,10 @@ class Artist {
     if (panel.scale == Scale::Log) title += ", log scale";
     text(box.x, box.y - 16, "class=\"title\"", title);
     double at = box.x + box.width + kSpace;
-    for (const Key& key : panel.legend) at -= legend_width(key);
-    for (const Key& key : panel.legend) {
-      legend_key(at, box.y - 20.5, key);
-      at += legend_width(key);
+    for (const LegendEntry& entry : panel.legend) at -= legend_width(entry);
+    for (const LegendEntry& entry : panel.legend) {
+      legend_entry(at, box.y - 20.5, entry);
+      at += legend_width(entry);
     }
     for (const Tick& tick : y.ticks()) {
       add("<path class=\"grid\" d=\"M{:.1f} {:.1f}h{:.1f}\"/>", box.x, py(tick.value), box.width);
@@ -234,14 +234,15 @@ Drawing draw(const Figure& figure) {
     top += 34;
   }
   double column = 0;
-  for (const Key& key : figure.legend) column = std::max(column, Artist::legend_width(key));
+  for (const LegendEntry& entry : figure.legend)
+    column = std::max(column, Artist::legend_width(entry));
   double x = kEdge + kLeft;
-  for (const Key& key : figure.legend) {
+  for (const LegendEntry& entry : figure.legend) {
     if (x > kEdge + kLeft && x + column > width - kEdge + kSpace) {
       x = kEdge + kLeft;
       top += kLegendLine;
     }
-    artist.legend_key(x, top + 16, key);
+    artist.legend_entry(x, top + 16, entry);
     x += column;
   }
   if (!figure.legend.empty()) top += kLegendLine + 8;

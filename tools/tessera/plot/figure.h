@@ -25,7 +25,7 @@ struct Curve {
 };
 
 /// An entry of a legend.
-struct Key {
+struct LegendEntry {
   std::string text;
   std::size_t style = 0;
   LineStyle line = LineStyle::Plain;
@@ -35,14 +35,14 @@ struct Key {
 struct Panel {
   std::string title;
   Scale scale = Scale::Linear;
-  bool from_zero = false;   ///< the axis begins at 0
-  std::vector<Key> legend;  ///< beside the title
+  bool from_zero = false;           ///< the axis begins at 0
+  std::vector<LegendEntry> legend;  ///< beside the title
   std::vector<Curve> curves;
 };
 
 struct Figure {
-  std::string title;        ///< may be empty
-  std::vector<Key> legend;  ///< below the title
+  std::string title;                ///< may be empty
+  std::vector<LegendEntry> legend;  ///< below the title
   std::string x_title;
   Scale x_scale = Scale::Whole;
   std::vector<Panel> panels;

@@ -17,8 +17,8 @@ enum class PlotAxis : std::uint8_t { Step, Tokens, Time };
 struct PlotOptions {
   std::vector<std::string> keys;  ///< of metrics.jsonl; empty: the usual ones that a run has
   PlotAxis x = PlotAxis::Step;
-  /// Values that a point of a smoothed curve is the mean of; 0: none are smoothed. Not given: 2% of a
-  /// run's values, if there are more than 200.
+  /// Window of the smoothing, in values; 0: none. Not given: 2% of a run's values, if there are more
+  /// than 200.
   std::optional<std::int64_t> smooth = {};
 };
 

@@ -41,7 +41,8 @@ std::vector<RunMetrics> read_runs(const std::vector<std::string>& given) {
   std::string problem;
   for (const std::string& path : given) {
     std::error_code error;
-    const fs::path canonical = fs::weakly_canonical(path, error);
+    fs::path canonical = fs::weakly_canonical(path, error);
+    if (canonical.filename() == "metrics.jsonl") canonical = canonical.parent_path();
     if (!error && !seen.insert(canonical).second) continue;
     try {
       RunFile file = read_run(path);
@@ -132,17 +133,16 @@ Command add_plot(CLI::App& parent) {
       "curves on the console if not given");
   app->add_option("--key", options->plot.keys,
                   "Metrics to show, of metrics.jsonl: loss val_loss lr grad_norm tokens_per_s "
-                  "memory_bytes mfu, "
-                  "which are shown if not given, step_ms, ...")
+                  "memory_bytes mfu, which are shown if not given, step_ms, ...")
       ->allow_extra_args(false);
   app->add_option("--x", options->x, "Horizontal axis: step, tokens, or time (of training)")
       ->check(CLI::IsMember({"step", "tokens", "time"}))
       ->capture_default_str();
-  app->add_option("--smooth", options->plot.smooth,
-                  "Steps that a point of the smoothed curves is the mean of; 0: no smoothing; if "
-                  "not given, 2% of "
-                  "the steps of runs of more than 200")
-      ->check(CLI::NonNegativeNumber);
+  app->add_option(
+         "--smooth", options->plot.smooth,
+         "Window of the smoothed curves, in steps; 0: no smoothing; if not given, 2% of the "
+         "steps of runs of more than 200")
+      ->check(CLI::Range(0, 1'000'000'000));
   return {app, [options] {
             options->plot.x = options->x == "tokens" ? PlotAxis::Tokens
                               : options->x == "time" ? PlotAxis::Time

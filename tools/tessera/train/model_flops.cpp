@@ -30,10 +30,11 @@ double peak_flops(std::string_view device, std::string_view precision) {
     std::string_view name;
     double bf16, fp32;  // TFLOP per second; float32 without TF32; 0: not known
   };
-  // Names that contain others come first.
+  // Names that contain others come first. A part of a GPU (MIG) has an unknown part of the peak.
   static constexpr Peak kPeaks[] = {
-      {"B200", 2250, 0},     {"H200 NVL", 835, 60}, {"H200", 989, 67},   {"H100 PCIe", 756, 51},
-      {"H100 NVL", 835, 60}, {"H100", 989, 67},     {"A100", 312, 19.5},
+      {" MIG ", 0, 0},       {"GB200", 2500, 0}, {"B200", 2250, 0},
+      {"H200 NVL", 835, 60}, {"H200", 989, 67},  {"H100 PCIe", 756, 51},
+      {"H100 NVL", 835, 60}, {"H100", 989, 67},  {"A100", 312, 19.5},
   };
   for (const Peak& peak : kPeaks)
     if (device.find(peak.name) != device.npos)
