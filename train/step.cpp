@@ -103,7 +103,8 @@ StepTotals Step::finish(const optim::Optimizer& optimizer, const UpdateSettings&
   kernels::clip_factor(*model_.context(),
                        {totals_.alias({kExtra}, {1}, 0).view(), factor.view(), settings.clip_norm});
   test_point("update");
-  model_.step(optimizer, {.lr = settings.lr, .step = options_.step + 1, .factor = factor});
+  model_.step(optimizer, {.lr = settings.lr, .step = options_.step + 1, .factor = factor},
+              settings.another_follows);
   return read();
 }
 

@@ -19,7 +19,8 @@ struct StepOptions {
 
 struct UpdateSettings {
   double lr = 0;
-  double clip_norm = 0;  ///< on the global gradient norm; 0: off
+  double clip_norm = 0;          ///< on the global gradient norm; 0: off
+  bool another_follows = false;  ///< see ShardedModel::step()
 };
 
 /// Values of an f64 tensor; zeros on the meta device, which has none.

@@ -63,7 +63,9 @@ StepResult Trainer::step(std::int64_t number, std::int64_t position, Loader& dat
     if (const std::int64_t request = request_of(stop_signal ? stop_signal() : 0); request >= 0)
       step.set_extra(request, 1.0);
     const StepTotals totals =
-        step.finish(optimizer_, {.lr = result.lr, .clip_norm = options_.clip_norm});
+        step.finish(optimizer_, {.lr = result.lr,
+                                 .clip_norm = options_.clip_norm,
+                                 .another_follows = number + 1 < options_.steps});
     result.loss = totals.loss;
     result.grad_norm = totals.grad_norm;
     result.stop_signal = read_request(totals.extra);

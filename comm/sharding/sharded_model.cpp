@@ -268,14 +268,18 @@ ShardedModel::Order* ShardedModel::order() {
   return phase_ == Phase::Training ? &training_order_ : &evaluation_order_;
 }
 
-// Next `count` distinct units of the learned order, without `except`.
-ShardedModel::Units ShardedModel::expected(std::size_t count, const FlatUnit* except) {
+// Next `count` distinct units of a learned order, without `except`.
+ShardedModel::Units ShardedModel::first_of(const Order& order, std::size_t count,
+                                           const FlatUnit* except) {
   Units units;
-  const Order* const learned = order();
-  if (learned == nullptr) return units;
-  for (std::size_t i = learned->next; i < learned->units.size() && units.size() < count; ++i)
-    if (learned->units[i] != except) add_unique(units, learned->units[i]);
+  for (std::size_t i = order.next; i < order.units.size() && units.size() < count; ++i)
+    if (order.units[i] != except) add_unique(units, order.units[i]);
   return units;
+}
+
+ShardedModel::Units ShardedModel::expected(std::size_t count, const FlatUnit* except) {
+  const Order* const learned = order();
+  return learned == nullptr ? Units{} : first_of(*learned, count, except);
 }
 
 // Gathers a unit whose parameters are being read, and starts to gather those that came next in the
@@ -467,7 +471,8 @@ void ShardedModel::sum_totals(const Tensor& totals) {
   mesh_.world().all_reduce(totals.view(), ReduceOp::Sum, {"all_reduce grad_norm", {}});
 }
 
-void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options) {
+void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options,
+                        bool another_follows) {
   require(!whole_, "an optimizer step between gather_all() and end_evaluation()");
   require(!unfinished_,
           "an optimizer step before the step's last micro-batch: begin that one with last = true");
@@ -476,9 +481,19 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
   const Range range(*context_, "optimizer");
   optim::UpdateOptions own_options = options;
   own_options.factor = fetched(options.factor, state_context_);
+  training_order_.next = 0;
+  Units ahead;
+  if (another_follows)
+    ahead = first_of(training_order_, static_cast<std::size_t>(spec_.gather_ahead) + 1);
+  const auto gather_early = [&](FlatUnit& unit) {
+    if (std::ranges::count(ahead, &unit) > 0) unit.start_gather();
+  };
   for (std::size_t u = 0; u < units_.size(); ++u) {
     FlatUnit& unit = *units_[u];
-    if (!unit.is_trainable()) continue;
+    if (!unit.is_trainable()) {
+      gather_early(unit);
+      continue;
+    }
     const Tensor copy = unit.copy_of_master();
     optim::Segment segment{.layout = unit.layout(),
                            .first = unit.segment_begin(),
@@ -496,7 +511,13 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
     optimizer.update(segment, own_options);
     unit.release_gradient();
     unit.master_changed(copy.defined());
+    gather_early(unit);
   }
+}
+
+void ShardedModel::release() {
+  begin_phase(Phase::None);
+  for (const auto& unit : units_) unit->release();
 }
 
 void ShardedModel::begin_evaluation() { begin_phase(Phase::Evaluation); }
@@ -510,9 +531,6 @@ void ShardedModel::gather_all() {
   for (const auto& unit : units_) unit->finish_gather();
 }
 
-void ShardedModel::end_evaluation() {
-  begin_phase(Phase::None);
-  for (const auto& unit : units_) unit->release();
-}
+void ShardedModel::end_evaluation() { release(); }
 
 }  // namespace tessera::comm

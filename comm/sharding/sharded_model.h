@@ -93,7 +93,12 @@ class ShardedModel final : public nn::UnitRuntime {
   ///   trainer's loss and flags) become sums over ranks
   void sum_totals(const Tensor& totals);
   /// One optimizer step on this rank's segments.
-  void step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options);
+  /// @param another_follows  starts to gather the first units of the next step as soon as they are
+  ///   updated. Call release() if it does not follow after all
+  void step(const optim::Optimizer& optimizer, const optim::UpdateOptions& options,
+            bool another_follows = false);
+  /// Releases gathered copies, after waiting for those on their way.
+  void release();
 
   /// Call it before each forward pass without backward, and end_evaluation() after the last one.
   void begin_evaluation();
@@ -123,6 +128,7 @@ class ShardedModel final : public nn::UnitRuntime {
   Units units_of_modules(std::span<nn::Module* const> modules);
   void demand(FlatUnit& unit);
   Order* order();
+  static Units first_of(const Order& order, std::size_t count, const FlatUnit* except = nullptr);
   Units expected(std::size_t count, const FlatUnit* except = nullptr);
   void enter(const Units& units);
   void leave(const Units& units, bool after_forward);

@@ -247,6 +247,42 @@ TEST_CASE("the prefetch distance bounds the gathered units, and does not change 
   for (const auto& [ahead, values] : gradients) CHECK(values == gradients.at(1));
 }
 
+TEST_CASE(
+    "a step that another one follows gathers its first units, and does not change the numbers") {
+  std::map<bool, std::vector<float>> weights;
+  std::mutex mutex;
+  for (const bool another_follows : {false, true}) {
+    run_ranks(2, [&](int rank, const auto& context, comm::Communicator& communicator) {
+      Chain chain(64, 4);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(chain, mesh, {.gather_ahead = 1}, context);
+      sharded.load(fill);
+      const optim::AdamW adamw;
+      const auto gathered = [&] {
+        std::vector<std::string> names;
+        for (const auto& unit : sharded.units())
+          if (unit->state() != comm::FlatUnit::State::Sharded) names.push_back(unit->name());
+        return names;
+      };
+      for (int step = 1; step <= 3; ++step) {
+        micro_step(chain, sharded, context, true, true, 0.1 * step);
+        CHECK(gathered().empty());
+        sharded.step(
+            adamw, {.lr = 0.1, .step = step, .factor = Tensor::full(context, {1}, DType::F32, 1.0)},
+            another_follows);
+        CHECK(gathered() == (another_follows ? std::vector<std::string>{"h.0", "h.1"}
+                                             : std::vector<std::string>{}));
+      }
+      sharded.release();
+      CHECK(gathered().empty());
+      if (rank != 0) return;
+      const std::lock_guard lock(mutex);
+      weights[another_follows] = sharded.units()[1]->master().template to_vector<float>();
+    });
+  }
+  CHECK(weights.at(true) == weights.at(false));
+}
+
 TEST_CASE("fewer units being reduced take less memory, and do not change the numbers") {
   std::map<int, std::vector<float>> gradients;
   std::map<int, std::int64_t> peaks;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -122,7 +123,9 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     if (beside) staging = stage(io::AsyncSaver::staging_bytes(saved()));
 
     const auto no_signal = [] { return 0; };
-    train::Trainer trainer(sharded, *optimizer, loss_of(*model), trainer_options(config));
+    train::TrainerOptions options_of_steps = trainer_options(config);
+    options_of_steps.steps = std::numeric_limits<std::int64_t>::max();
+    train::Trainer trainer(sharded, *optimizer, loss_of(*model), std::move(options_of_steps));
     const auto loader_of = [&](std::int64_t count) {
       return std::make_unique<train::Loader>(
           data, *world, context,
@@ -146,14 +149,16 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
       sharded.end_evaluation();
     }
     // The evaluation and the sample leave weights gathered, which a step does not find otherwise.
-    trainer.step(kSteps, 0, *loader, no_signal);
-    const comm::Traffic before = traffic();
-    const double flops_before = context->planned_flops();
+    // The timed step waits for what that one began to gather.
     std::optional<Trace> trace;
     if (options.rates != nullptr) trace.emplace(*context, *options.rates);
+    trainer.step(kSteps, 0, *loader, no_signal);
+    const StepTime earlier = trace ? recorded(*trace) : StepTime{};
+    const comm::Traffic before = traffic();
+    const double flops_before = context->planned_flops();
     trainer.step(kSteps + 1, 0, *loader, no_signal);
     if (trace) {
-      result.time = recorded(*trace);
+      result.time = plus(recorded(*trace), earlier, -1);
       result.timeline = trace->to_json(rank, fmt::format("rank {}, planned", rank));
     }
 
@@ -175,7 +180,7 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
       result.traffic =
           result.traffic + (result.traffic - (traffic() - three)) * (micro_batches - kMicroBatches);
       if (trace) {
-        const StepTime last = plus(recorded(*trace), result.time, -1);
+        const StepTime last = plus(plus(recorded(*trace), earlier, -1), result.time, -1);
         const StepTime one = plus(result.time, last, -1);
         result.time = plus(result.time, one, static_cast<double>(micro_batches - kMicroBatches));
       }

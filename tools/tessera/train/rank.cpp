@@ -434,6 +434,7 @@ int Rank::run(StopSignal& stop) {
   std::exception_ptr not_saved;
   try {
     signal = train(stop);
+    sharded_.release();
     write_profile();
     if (!config_.train.profile.empty() && !traced_)
       note("no trace was written: no step ran after the first two");

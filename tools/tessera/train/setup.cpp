@@ -622,7 +622,8 @@ train::TrainerOptions trainer_options(const Config& config) {
           .clip_norm = config.optim.clip_norm,
           .seed = static_cast<std::uint64_t>(config.train.seed),
           .schedule = {optim::LrSchedule::parse(config.optim.schedule), config.optim.lr,
-                       config.optim.min_lr, config.optim.warmup_steps, config.train.steps}};
+                       config.optim.min_lr, config.optim.warmup_steps, config.train.steps},
+          .steps = config.train.steps};
 }
 
 train::LoaderOptions loader_options(const Config& config) {
