@@ -213,10 +213,16 @@ void warn_of_resizing(RunSetup& setup, const models::Arch& stored) {
         fmt::join(names, ", ")));
 }
 
-// A checkpoint has moments of the weights that were trained.
-void check_frozen(const RunSetup& setup, const Config& config) {
-  const auto before = nlohmann::json::parse(setup.state.config)
-                          .value("/optim/freeze"_json_pointer, std::vector<std::string>());
+// A checkpoint has the state of its optimizer, for the weights that were trained.
+void check_optimizer(const RunSetup& setup, const Config& config) {
+  const auto stored = nlohmann::json::parse(setup.state.config);
+  const auto name = stored.value("/optim/name"_json_pointer, config.optim.name);
+  require(name == config.optim.name,
+          "optim.name is {}, and was {} in {}; continue with --optim.name {}, or start another run "
+          "from "
+          "its weights with --model.init_from",
+          config.optim.name, name, setup.resume->path().string(), name);
+  const auto before = stored.value("/optim/freeze"_json_pointer, std::vector<std::string>());
   require(
       before == config.optim.freeze,
       "optim.freeze is [{}], and was [{}] in {}, which has moments of the weights that it trained; "
@@ -447,7 +453,7 @@ RunSetup set_up(Config config, int world_size, const std::optional<std::filesyst
   }
   setup.model.validate();
   (void)adopt_shape(config, setup.model, true);  // sizes that the family has chosen
-  if (resume && policy == io::LoadPolicy::Exact) check_frozen(setup, config);
+  if (resume && policy == io::LoadPolicy::Exact) check_optimizer(setup, config);
   plan_loading(setup, config, policy);
   if (setup.init_from && !resume) warn_of_resizing(setup, *stored);
   for (const std::string& note : setup.load.notes) setup.notes.push_back(note);
