@@ -122,8 +122,14 @@ TEST_CASE_FIXTURE(Base, "frozen weights stay, and rates follow patterns") {
                               "h.1.ln_1.weight", "h.1.ln_2.bias", "h.1.ln_2.weight",
                               "h.1.mlp.c_fc.bias", "h.1.mlp.c_fc.weight", "h.1.mlp.c_proj.bias",
                               "h.1.mlp.c_proj.weight", "ln_f.bias", "ln_f.weight", "wpe.weight"});
-  run_to(0, tuning(run_dir, 3, 8,
-                   {"--optim.freeze", "h.0.*", "wte.weight", "--optim.weight_decay=0"}));
+  const std::vector<std::string> same = {"--optim.freeze", "h.0.*", "wte.weight",
+                                         "--optim.weight_decay=0"};
+  run_to(0, tuning(run_dir, 3, 8, same));
+  CHECK(holds(run_to(2, tuning(run_dir, 1, 9, {"--optim.freeze=h.0.*"})).err,
+              "optim.freeze is [h.0.*], and was [h.0.*, wte.weight]"));
+  auto other = same;
+  other.emplace_back("--optim.name=muon");
+  CHECK(holds(run_to(2, tuning(run_dir, 1, 9, other)).err, "optim.name is muon, and was adamw"));
 }
 
 TEST_CASE_FIXTURE(Base, "a model gets another vocabulary and more positions, with a warning") {
