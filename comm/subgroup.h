@@ -42,7 +42,7 @@ std::string short_rank_list(std::span<const int> ranks);
 /// all its subgroups. Thread-safe.
 class FailureDomain {
  public:
-  class Member {
+  class Member {  // NOLINT(cppcoreguidelines-virtual-class-destructor): derived ones are public
    public:
     /// Fails this communicator alone. Must not call the domain. Any thread; idempotent.
     virtual void fail_alone(const CommError& reason) noexcept = 0;

@@ -25,6 +25,7 @@ inline constexpr int kMaxZstdWindowLog = 23;
 /// Range of a file that holds zstd frames.
 struct ZstdRange {
   std::int64_t offset = 0, length = 0;  ///< bytes
+  // clang-tidy 14 mistakes its 0 for a null pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   friend auto operator<=>(const ZstdRange&, const ZstdRange&) = default;
 };
 

@@ -26,6 +26,7 @@ struct Section {
   bool is_model() const { return state.empty(); }
   /// "model" or "optimizer/STATE": the prefix of tensor names in shards.
   std::string name() const { return is_model() ? "model" : "optimizer/" + state; }
+  // clang-tidy 14 mistakes its 0 for a null pointer. NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const Section&) const = default;
 };
 inline const Section kModelSection{};

@@ -276,7 +276,7 @@ io::TokenizerPtr model_tokenizer(const io::ModelSource& source, std::string& gap
   if (const io::CheckpointReader* checkpoint = source.checkpoint()) {
     const io::CheckpointIndex& index = checkpoint->index();
     if (index.trainer) {
-      const auto tokenizer = tokenizer_of(train::parse_trainer_state(
+      auto tokenizer = tokenizer_of(train::parse_trainer_state(
           checkpoint->trainer_json(), (checkpoint->path() / index.trainer->file).string()));
       if (tokenizer) return tokenizer;
     }
