@@ -26,8 +26,8 @@ struct TrainerOptions {
   double clip_norm = 1.0;  ///< on the global gradient norm; 0: off
   std::uint64_t seed = 0;
   optim::LrSchedule schedule;
-  /// Of the run: each step but the last one starts to gather the next one's first units. If training
-  /// ends earlier, call ShardedModel::release(). 0: none does
+  /// Number of the run. Each step but the last one starts to gather the next one's first units; if
+  /// training ends earlier, call ShardedModel::release(). 0: no step gathers for the next one
   std::int64_t steps = 0;
 };
 

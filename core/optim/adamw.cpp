@@ -28,56 +28,67 @@ std::vector<UpdateRange> update_ranges(const ShardLayout& layout, std::int64_t f
 
 std::vector<std::string> AdamW::state_names() const { return {"exp_avg", "exp_avg_sq"}; }
 
-void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
-  require(segment.state.size() == 2, "adamw: expected 2 state tensors, got {}",
-          segment.state.size());
+kernels::AdamW step_arguments(const char* name, const AdamWOptions& settings,
+                              const Segment& segment, const UpdateOptions& options,
+                              std::size_t states, DType first, DType second) {
+  const auto& state = segment.state;
+  require(state.size() == states, "{}: expected {} state tensors, got {}", name, states,
+          state.size());
   const Tensor &param = segment.param, &grad = segment.grad, &copy = segment.copy;
-  const Tensor &exp_avg = segment.state[0], &exp_avg_sq = segment.state[1];
-  common_context("adamw", {&param, &grad, &exp_avg, &exp_avg_sq, &options.factor, &copy});
+  common_context(name, {&param, &grad, &state[0], &state[1], &options.factor, &copy});
   const bool is_half = param.dtype() == DType::BF16;
-  ops::check_dims("adamw", "param", param, 1, "[n]");
-  ops::check_dense("adamw", "param", param, is_half ? DType::BF16 : DType::F32, param.shape());
-  ops::check_dense("adamw", "grad", grad, DType::F32, param.shape());
-  ops::check_dense("adamw", "exp_avg", exp_avg, DType::F32, param.shape());
-  ops::check_dense("adamw", "exp_avg_sq", exp_avg_sq, DType::F32, param.shape());
-  ops::check_dense("adamw", "factor", options.factor, DType::F32, {1});
-  require(!is_half || !copy.defined(), "adamw: a bf16 param needs no copy");
-  if (copy.defined()) ops::check_dense("adamw", "copy", copy, DType::BF16, param.shape());
-  require(options.step >= 1, "adamw: step counts from 1, got {}", options.step);
+  ops::check_dims(name, "param", param, 1, "[n]");
+  ops::check_dense(name, "param", param, is_half ? DType::BF16 : DType::F32, param.shape());
+  ops::check_dense(name, "grad", grad, DType::F32, param.shape());
+  ops::check_dense(name, "exp_avg", state[0], first, param.shape());
+  ops::check_dense(name, "exp_avg_sq", state[1], second, param.shape());
+  ops::check_dense(name, "factor", options.factor, DType::F32, {1});
+  require(!is_half || !copy.defined(), "{}: a bf16 param needs no copy", name);
+  if (copy.defined()) ops::check_dense(name, "copy", copy, DType::BF16, param.shape());
+  require(options.step >= 1, "{}: step counts from 1, got {}", name, options.step);
+  return {.param = param.view(),
+          .grad = grad.view(),
+          .exp_avg = state[0].view(),
+          .exp_avg_sq = state[1].view(),
+          .ranges = {},
+          .beta1 = settings.beta1,
+          .beta2 = settings.beta2,
+          .eps = settings.eps,
+          .step = options.step,
+          .factor = options.factor.view(),
+          .copy = copy.defined() ? copy.view() : TensorView{},
+          .stochastic = is_half,
+          .rng = is_half ? param.context()->rng_step() : nullptr,
+          .decay = settings.decay};
+}
 
-  kernels::AdamW args{.param = param.view(),
-                      .grad = grad.view(),
-                      .exp_avg = exp_avg.view(),
-                      .exp_avg_sq = exp_avg_sq.view(),
-                      .ranges = {},
-                      .beta1 = options_.beta1,
-                      .beta2 = options_.beta2,
-                      .eps = options_.eps,
-                      .step = options.step,
-                      .factor = options.factor.view(),
-                      .copy = copy.defined() ? copy.view() : TensorView{},
-                      .stochastic = is_half,
-                      .rng = is_half ? param.context()->rng_step() : nullptr,
-                      .decay = options_.decay};
-  const auto add = [&](std::int64_t begin, std::int64_t end, const auto& settings,
-                       std::uint64_t place, std::int64_t first_element) {
-    args.ranges.push_back({.begin = begin,
-                           .end = end,
-                           .lr = options.lr * static_cast<double>(settings.lr_scale),
-                           .weight_decay = settings.decay ? options_.weight_decay : 0.0,
-                           .place = place,
-                           .first_element = static_cast<std::uint64_t>(first_element)});
-  };
+void add_parameters(kernels::AdamW& args, const AdamWOptions& settings, const Segment& segment,
+                    double lr) {
   const ShardLayout& layout = segment.layout;
-  if (is_half) {  // by parameter, so that random draws do not depend on units
-    for (const SlotRange& range : layout.ranges(segment.first, segment.first + param.numel())) {
-      const ParameterSlot& slot = layout.slots()[static_cast<std::size_t>(range.slot)];
-      add(range.offset, range.offset + range.end - range.begin, slot, hash_text(slot.name),
-          range.begin);
-    }
+  for (const SlotRange& range :
+       layout.ranges(segment.first, segment.first + segment.param.numel())) {
+    const ParameterSlot& slot = layout.slots()[static_cast<std::size_t>(range.slot)];
+    args.ranges.push_back({.begin = range.offset,
+                           .end = range.offset + range.end - range.begin,
+                           .lr = lr * static_cast<double>(slot.lr_scale),
+                           .weight_decay = slot.decay ? settings.weight_decay : 0.0,
+                           .place = hash_text(slot.name),
+                           .first_element = static_cast<std::uint64_t>(range.begin)});
+  }
+}
+
+void AdamW::update(const Segment& segment, const UpdateOptions& options) const {
+  kernels::AdamW args =
+      step_arguments("adamw", options_, segment, options, 2, DType::F32, DType::F32);
+  const Tensor& param = segment.param;
+  if (args.stochastic) {
+    add_parameters(args, options_, segment, options.lr);
   } else {
-    for (const UpdateRange& range : update_ranges(layout, segment.first, param.numel()))
-      add(range.begin, range.end, range, 0, 0);
+    for (const UpdateRange& range : update_ranges(segment.layout, segment.first, param.numel()))
+      args.ranges.push_back({.begin = range.begin,
+                             .end = range.end,
+                             .lr = options.lr * static_cast<double>(range.lr_scale),
+                             .weight_decay = range.decay ? options_.weight_decay : 0.0});
   }
   kernels::adamw(*param.context(), args);
 }

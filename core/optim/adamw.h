@@ -32,6 +32,17 @@ class AdamW final : public Optimizer {
   AdamWOptions options_;
 };
 
+/// Arguments of the kernel of an AdamW step, whose first two states are the moments; without ranges.
+/// @param name  of the optimizer, for messages
+/// @param first, second  dtypes of the moments
+/// @throws InvalidArgument on a number of states, shape, dtype or step that does not fit
+kernels::AdamW step_arguments(const char* name, const AdamWOptions& settings,
+                              const Segment& segment, const UpdateOptions& options,
+                              std::size_t states, DType first, DType second);
+/// Adds a range for each parameter to `args`, so that random draws do not depend on units.
+void add_parameters(kernels::AdamW& args, const AdamWOptions& settings, const Segment& segment,
+                    double lr);
+
 /// A range of a segment with uniform weight decay and learning rate. Includes padding.
 struct UpdateRange {
   std::int64_t begin = 0;  ///< elements within the segment

@@ -141,7 +141,7 @@ TESSERA_API int tessera_read(const tessera_source* source, size_t index, const i
 /// Options are those of `tessera consolidate`, whose help has more on each: format, what, weights,
 /// dtype, max-shard-size, memory, step (a number or "latest"), jobs (1 by default), buffered,
 /// overwrite, part, merge-lora, base, config, like, strip, rename, select, exclude, shards, tensors.
-/// Of these, strip, rename, select, exclude and tensors may be repeated. In names, '_' equals '-'.
+/// Options strip, rename, select, exclude and tensors may be repeated. In names, '_' equals '-'.
 ///
 /// @param progress  may be NULL; called every few MiB
 /// @param warn      may be NULL; called with warnings before the first write

@@ -188,7 +188,7 @@ TEST_CASE_FIXTURE(Kitchen, "pretraining goes on under every launcher of the page
   const std::string page = "pretrain.md";
   std::string commands = blocks_of(page, "sh");
   replace(commands, "torchrun ", small_model(4) + "torchrun ");
-  // What comes after training runs at the end.
+  // Runs the commands after training at the end.
   const auto home = commands.find("tessera consolidate");
   REQUIRE(home != commands.npos);
   const std::string sbatch = blocks_of(page, "sbatch");

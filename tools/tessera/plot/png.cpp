@@ -12,7 +12,7 @@ constexpr const char* kLibrary = "librsvg-2.so.2";
 constexpr int kScale =
     2;  // pixels of the PNG per pixel of the drawing, for screens of high resolution
 
-// Of the stable interfaces of librsvg 2.46, cairo 1.2 and GLib 2.0.
+// Copies of declarations in the stable interfaces of librsvg 2.46, cairo 1.2 and GLib 2.0.
 struct RsvgRectangle {
   double x, y, width, height;
 };
