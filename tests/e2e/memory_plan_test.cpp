@@ -244,6 +244,12 @@ TEST_CASE_FIXTURE(Fixture,
   const double three = milliseconds_of(24), two = milliseconds_of(16), five = milliseconds_of(40);
   CHECK(five == doctest::Approx(three + 2 * (three - two)));
   CHECK(three > two);
+  const std::string timeline = dir.file("timeline.json");
+  run_to(0, joined(ranks(24), {"--link", "1MB", "--timeline", timeline}));
+  int steps = 0;
+  const auto estimated = nlohmann::json::parse(dir.read("timeline.json"));
+  for (const auto& event : estimated.at("traceEvents")) steps += event.at("name") == "optimizer";
+  CHECK(steps == 1);
   CHECK(run_to(2, joined(plan, {"--train.threads=2", "--time", profile})).err.find("threads 2") !=
         std::string::npos);
   CHECK(run_to(2, joined(plan, {"--memory=10EB"})).err.find("--memory") != std::string::npos);

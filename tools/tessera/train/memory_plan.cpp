@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "comm/sharding/replica_check.h"
@@ -60,6 +61,22 @@ StepTime recorded(const Trace& trace) {
     sum.work.flops += kernel.work.flops;
   }
   return time;
+}
+
+// The events of a trace that end after `seconds`, which becomes its time 0.
+std::string part_of_trace(const std::string& trace, double seconds) {
+  auto parsed = nlohmann::ordered_json::parse(trace);
+  auto kept = nlohmann::ordered_json::array();
+  for (auto& event : parsed.at("traceEvents")) {
+    if (event.contains("ts")) {
+      const double begin = event.at("ts").get<double>() - seconds * 1e6;
+      if (begin + event.at("dur").get<double>() < 1e-3) continue;
+      event["ts"] = begin;
+    }
+    kept.push_back(std::move(event));
+  }
+  parsed["traceEvents"] = std::move(kept);
+  return parsed.dump() + '\n';
 }
 
 // a + b * n
@@ -159,7 +176,8 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     trainer.step(kSteps + 1, 0, *loader, no_signal);
     if (trace) {
       result.time = plus(recorded(*trace), earlier, -1);
-      result.timeline = trace->to_json(rank, fmt::format("rank {}, planned", rank));
+      result.timeline = part_of_trace(trace->to_json(rank, fmt::format("rank {}, planned", rank)),
+                                      earlier.seconds);
     }
 
     if (!beside && config.checkpoint.every > 0 &&
