@@ -477,6 +477,8 @@ void ShardedModel::step(const optim::Optimizer& optimizer, const optim::UpdateOp
   require(!unfinished_,
           "an optimizer step before the step's last micro-batch: begin that one with last = true");
   create_optimizer_state(optimizer);
+  for (const auto& unit : units_)
+    unit->release();  // those that the step before gathered, if no micro-batch ran
   for (const auto& [owner, callback] : tables_->before_update) callback();
   const Range range(*context_, "optimizer");
   optim::UpdateOptions own_options = options;
