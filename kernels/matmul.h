@@ -17,12 +17,13 @@ enum class Epilogue : std::uint8_t {
   GeluGradient,  ///< c = product * gelu'(pre): gradient of pre from that of gelu(pre)
 };
 
-/// c = op(a) op(b) [+ bias] [+ c].
+/// c = op(a) op(b) [+ bias] [+ c or residual].
 ///
 /// a  [M, K], or [K, M] if transpose_a; b  [K, N], or [N, K] if transpose_b; c  [M, N].
 /// Rows may be strided (a leading dimension); the last dim is contiguous.
 /// a and b share a dtype, f64, f32 or bf16; c has that dtype or the accumulator's (f32 for bf16).
 /// bias  [N], dtype of a, optional: added to every row. Accumulates in f32 (f64 for f64).
+/// residual  [M, N], dtype of c, optional, other memory than c; not with accumulate or an epilogue.
 /// With K = 0 the product is zero.
 ///
 /// Without a fused kernel, the epilogue runs as a separate kernel, with the same bits as two calls
@@ -36,6 +37,7 @@ struct Matmul {
   TensorView bias{};
   Epilogue epilogue = Epilogue::None;
   TensorView pre{};  ///< [M, N], contiguous, dtype of a; optional in Gelu
+  TensorView residual{};
 };
 /// @throws Unsupported if the device has no kernel for the arguments
 void matmul(Context& context, const Matmul& args);

@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-/// C = op(A) op(B) [+ bias] [+ C] for row-major matrices, on the calling thread.
+/// C = op(A) op(B) [+ bias] [+ C] for row-major matrices, on the calling thread. In f32 without bias.
 struct LibraryProduct {
   /// Key of a library's kernel.
   struct Form {
@@ -23,7 +23,7 @@ struct LibraryProduct {
   void* c;
 };
 
-inline constexpr int kProductPluginVersion = 2;
+inline constexpr int kProductPluginVersion = 3;
 
 /// Library of matrix products on the CPU: oneDNN, if its plugin can be loaded, else Eigen.
 struct ProductLibrary {

@@ -204,7 +204,7 @@ KernelWork work(const GroupedGradient& args) {
 }
 
 KernelWork work(const Matmul& args) {
-  Operands operands = read(args.a, args.b, args.bias);
+  Operands operands = read(args.a, args.b, args.bias, args.residual);
   if (args.accumulate) operands.read(args.c);
   if (args.epilogue == Epilogue::GeluGradient) operands.read(args.pre);
   if (args.epilogue == Epilogue::Gelu) operands.write(args.pre);

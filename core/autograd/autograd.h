@@ -127,6 +127,13 @@ class ScopeGuard {
   std::shared_ptr<Scope> before_;
 };
 
+/// A dense tensor, an activation, for the result of an operation, with its contents written by `compute`: at
+/// once, or, while backward runs a recomputed function again, when they are first read. Those of the
+/// function's last operation never are, so it costs neither time nor memory.
+/// @param compute  keeps what it reads: it may run at the end of the recomputed function, or never
+Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+              std::string_view owner, std::function<void(const TensorView&)> compute);
+
 /// y = function(inputs) without saved tensors: backward runs the function again, with the same
 /// random numbers.
 /// @param function  a function of `inputs`, leaves and constants alone. If it uses other results of

@@ -21,6 +21,39 @@ Tensor leaf_of(const Tensor& input, const GradientView& place) {
   return leaf;
 }
 
+class RecomputingGuard {
+ public:
+  explicit RecomputingGuard(Context& context)
+      : context_(context), before_(context.is_recomputing()) {
+    context.set_recomputing(true);
+  }
+  ~RecomputingGuard() { context_.set_recomputing(before_); }
+  RecomputingGuard(const RecomputingGuard&) = delete;
+  RecomputingGuard& operator=(const RecomputingGuard&) = delete;
+
+ private:
+  Context& context_;
+  const bool before_;
+};
+
+// Computes a tensor when it is first read.
+class LateResult final : public StorageSupplier {
+ public:
+  LateResult(const TensorView& view, std::function<void(const TensorView&)> compute)
+      : view_(view), compute_(std::move(compute)) {}
+
+  void supply(Storage& storage) override {
+    storage.materialize();
+    storage.drop_owned_supplier();
+    view_.data = storage.data();
+    compute_(view_);
+  }
+
+ private:
+  TensorView view_;
+  std::function<void(const TensorView&)> compute_;
+};
+
 void run_again(const Function& function, std::span<const SavedTensor> saved,
                std::span<const Tensor> grads, InputGradients& into) {
   const auto reached =
@@ -37,6 +70,7 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
   std::vector<Tensor> results;
   {
     const GradModeGuard on(*context, true);
+    const RecomputingGuard recomputing(*context);
     results = function(leaves);
   }
   std::erase_if(results, [](const Tensor& t) { return !takes_gradient(t); });
@@ -52,6 +86,7 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
             "recompute: the function gave {} {} in forward and {} {} when run again",
             grads[i].shape(), grads[i].dtype(), y.shape(), y.dtype());
     if (!y.requires_grad()) continue;
+    y.storage()->drop_owned_supplier();
     roots.push_back(y);
     seeds.push_back(grads[i]);
   }
@@ -62,6 +97,20 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
 }
 
 }  // namespace
+
+Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
+              std::string_view owner, std::function<void(const TensorView&)> compute) {
+  if (!context->is_recomputing()) {
+    Tensor y = Tensor::empty(context, shape, dtype, MemoryCategory::Activations, owner);
+    compute(y.view());
+    return y;
+  }
+  const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * dtype_size(dtype);
+  auto storage = Storage::reserve(context, bytes, MemoryCategory::Activations, owner);
+  const TensorView view{nullptr, dtype, shape, contiguous_strides(shape), context->device()};
+  storage->own_supplier(std::make_shared<LateResult>(view, std::move(compute)));
+  return Tensor::window(std::move(storage), 0, shape, dtype);
+}
 
 std::vector<Tensor> recompute(Function function, std::vector<Tensor> inputs) {
   const auto first =

@@ -71,6 +71,9 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Whether operations are recorded for backward; initially true. See NoGradGuard.
   bool grad_enabled() const { return grad_enabled_; }
   void set_grad_enabled(bool enabled) { grad_enabled_ = enabled; }
+  /// Whether backward runs a recomputed function again; see autograd::result().
+  bool is_recomputing() const { return recomputing_; }
+  void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
   /// The scope that recorded operations belong to; see autograd::Scope.
   const std::shared_ptr<autograd::Scope>& scope() const { return scope_; }
   void set_scope(std::shared_ptr<autograd::Scope> scope) { scope_ = std::move(scope); }
@@ -96,6 +99,7 @@ class Context : public std::enable_shared_from_this<Context> {
   struct Resources;
   std::shared_ptr<Resources> resources_;  // not shared: std::unique_ptr takes longer to compile
   bool grad_enabled_ = true;
+  bool recomputing_ = false;
   bool deterministic_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;

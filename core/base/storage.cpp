@@ -74,7 +74,18 @@ void Storage::release() noexcept {
   materialized_ = available_ = false;
 }
 
+void Storage::own_supplier(std::shared_ptr<StorageSupplier> supplier) {
+  supplier_ = supplier.get();
+  owned_supplier_ = std::move(supplier);
+}
+
+void Storage::drop_owned_supplier() {
+  if (owned_supplier_) supplier_ = nullptr;
+  owned_supplier_.reset();
+}
+
 void Storage::supply() {
+  const std::shared_ptr<StorageSupplier> owned = owned_supplier_;  // may drop itself
   if (supplier_ != nullptr) supplier_->supply(*this);
   require<InternalError>(available_, "memory of {} ({}) was read after its release",
                          entry_ != nullptr ? entry_->owner : "a wrapped buffer",

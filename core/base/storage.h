@@ -59,6 +59,10 @@ class Storage {
   /// Sets who makes the contents available when data() is called without them; must outlive the
   /// storage or be reset to null.
   void set_supplier(StorageSupplier* supplier) { supplier_ = supplier; }
+  /// The same with a supplier that the storage owns.
+  void own_supplier(std::shared_ptr<StorageSupplier> supplier);
+  /// Frees a supplier that the storage owns: nobody will read the contents.
+  void drop_owned_supplier();
   /// Marks the contents of a materialized storage as incomplete, or complete again.
   void set_available(bool available) { available_ = materialized_ && available; }
   bool is_available() const { return available_; }
@@ -85,6 +89,7 @@ class Storage {
   MemoryEntry* entry_ = nullptr;
   std::shared_ptr<void> keep_alive_;
   StorageSupplier* supplier_ = nullptr;
+  std::shared_ptr<StorageSupplier> owned_supplier_;
   bool materialized_ = false;
   bool available_ = false;  // implies materialized_
   std::uint64_t version_ = 0;

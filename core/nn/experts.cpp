@@ -60,19 +60,22 @@ Tensor Experts::run(const Tensor& rows, const ops::Grouping& grouping) {
 }
 
 Experts::Result Experts::operator()(const Tensor& x) {
-  const std::vector<Tensor> results = recompute_mlp(*this, x, [this](const Tensor& in) {
-    const std::int64_t width = in.shape().back();
-    const Tensor tokens = ops::reshape(in, {in.numel() / width, width});
-    const DType wide = kernels::accumulator_dtype(in.dtype());
-    const Tensor probabilities = ops::softmax(ops::cast(router(tokens), wide));
-    const Tensor chosen = ops::top_k(probabilities, options_.per_token);
-    Tensor weights = ops::gather(probabilities, 1, chosen);
-    if (options_.renormalize) weights = weights / ops::sum(weights, 1, true);
-    const ops::Grouping grouping = ops::group_by_expert(chosen, options_.count, wide);
-    const Tensor rows = run(ops::spread_rows(tokens, grouping), grouping);
-    return std::vector<Tensor>{ops::reshape(ops::collect_rows(rows, weights, grouping), in.shape()),
-                               ops::sum(probabilities, 0), grouping.counts};
-  });
+  const std::vector<Tensor> results =
+      recompute_mlp(*this, {x}, [this](std::span<const Tensor> inputs) {
+        const Tensor& in = inputs[0];
+        const std::int64_t width = in.shape().back();
+        const Tensor tokens = ops::reshape(in, {in.numel() / width, width});
+        const DType wide = kernels::accumulator_dtype(in.dtype());
+        const Tensor probabilities = ops::softmax(ops::cast(router(tokens), wide));
+        const Tensor chosen = ops::top_k(probabilities, options_.per_token);
+        Tensor weights = ops::gather(probabilities, 1, chosen);
+        if (options_.renormalize) weights = weights / ops::sum(weights, 1, true);
+        const ops::Grouping grouping = ops::group_by_expert(chosen, options_.count, wide);
+        const Tensor rows = run(ops::spread_rows(tokens, grouping), grouping);
+        return std::vector<Tensor>{
+            ops::reshape(ops::collect_rows(rows, weights, grouping), in.shape()),
+            ops::sum(probabilities, 0), grouping.counts};
+      });
   return {results[0], results[1], results[2].detach()};
 }
 

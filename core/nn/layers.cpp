@@ -71,10 +71,13 @@ void Linear::add_adapter(std::string_view name, std::int64_t first, std::int64_t
   adapters_.push_back(std::make_unique<LoraAdapter>(*this, name, first, count, options));
 }
 
-Tensor Linear::operator()(const Tensor& x) const {
+Tensor Linear::operator()(const Tensor& x, const Tensor& residual) const {
   std::vector<ops::LowRankTerm> terms;
   for (const auto& adapter : adapters_) terms.push_back(adapter->term(x));
-  return ops::linear(x, weight, bias_or_none(), layout, terms);
+  if (terms.empty()) return ops::linear(x, weight, bias_or_none(), layout, {}, residual);
+  // A term is small beside the residual, and is added in the result's dtype.
+  const Tensor y = ops::linear(x, weight, bias_or_none(), layout, terms);
+  return residual.defined() ? ops::add(residual, y) : y;
 }
 
 Norm::Norm(Module& parent, std::string_view name, std::int64_t width, const NormOptions& o)
@@ -196,15 +199,15 @@ Mlp::Mlp(Module& parent, std::string_view name, const MlpOptions& o)
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}),
       activation_(o.activation) {}
 
-Tensor Mlp::operator()(const Tensor& x) const {
-  return recompute_mlp(*this, x, [this](const Tensor& in) {
+Tensor Mlp::operator()(const Tensor& x, const Tensor& residual) const {
+  return recompute_mlp(*this, {x, residual}, [this](std::span<const Tensor> in) {
     if (activation_ == Activation::ReluSquared) {
-      const Tensor h = ops::relu(up(in));
-      return down(h * h);
+      const Tensor h = ops::relu(up(in[0]));
+      return down(h * h, in[1]);
     }
-    if (up.has_adapters() || down.has_adapters()) return down(ops::gelu(up(in)));
-    return ops::gelu_mlp(in, up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
-                         up.layout);
+    if (up.has_adapters() || down.has_adapters()) return down(ops::gelu(up(in[0])), in[1]);
+    return ops::gelu_mlp(in[0], up.weight, up.bias_or_none(), down.weight, down.bias_or_none(),
+                         up.layout, in[1]);
   });
 }
 
@@ -214,11 +217,12 @@ GatedMlp::GatedMlp(Module& parent, std::string_view name, const MlpOptions& o)
       down(*this, o.names.down, {o.hidden, o.width, o.bias, o.layout, o.out_init}),
       gate_(o.gate) {}
 
-Tensor GatedMlp::operator()(const Tensor& x) const {
-  return recompute_mlp(*this, x, [this](const Tensor& in) {
-    const Tensor h = up(in);
-    if (down.has_adapters()) return down(gate_ == ops::Gate::Silu ? ops::swiglu(h) : ops::geglu(h));
-    return ops::gated_linear(h, down.weight, down.bias_or_none(), down.layout, gate_);
+Tensor GatedMlp::operator()(const Tensor& x, const Tensor& residual) const {
+  return recompute_mlp(*this, {x, residual}, [this](std::span<const Tensor> in) {
+    const Tensor h = up(in[0]);
+    if (down.has_adapters())
+      return down(gate_ == ops::Gate::Silu ? ops::swiglu(h) : ops::geglu(h), in[1]);
+    return ops::gated_linear(h, down.weight, down.bias_or_none(), down.layout, gate_, in[1]);
   });
 }
 

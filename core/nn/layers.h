@@ -45,9 +45,10 @@ class Linear : public Module {
  public:
   Linear(Module& parent, std::string_view name, const LinearOptions& options);
   ~Linear() override;
-  /// @param x  [..., in]
-  /// @return   [..., out]
-  Tensor operator()(const Tensor& x) const;
+  /// @param x         [..., in]
+  /// @param residual  [..., out], added to the result; may be undefined
+  /// @return          [..., out]
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
   /// The bias, or an undefined tensor.
   const Tensor& bias_or_none() const;
   std::int64_t inputs() const;
@@ -108,6 +109,7 @@ class Dropout : public Module {
   Dropout(Module& parent, std::string_view name, float p);
   /// @param x  [B, ...]
   Tensor operator()(const Tensor& x) const;
+  bool is_active() const { return p > 0 && training(); }
 
   const float p;
 };
@@ -211,8 +213,9 @@ struct MlpOptions {
 class Mlp : public Module {
  public:
   Mlp(Module& parent, std::string_view name, const MlpOptions& options);
-  /// @param x  [..., width]
-  Tensor operator()(const Tensor& x) const;
+  /// @param x         [..., width]
+  /// @param residual  [..., width], added to the result; may be undefined
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
 
   Linear up, down;
 
@@ -224,8 +227,9 @@ class Mlp : public Module {
 class GatedMlp : public Module {
  public:
   GatedMlp(Module& parent, std::string_view name, const MlpOptions& options);
-  /// @param x  [..., width]
-  Tensor operator()(const Tensor& x) const;
+  /// @param x         [..., width]
+  /// @param residual  [..., width], added to the result; may be undefined
+  Tensor operator()(const Tensor& x, const Tensor& residual = {}) const;
 
   Linear up, down;  ///< up: [2 * hidden, width], gate first
 

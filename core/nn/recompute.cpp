@@ -1,5 +1,6 @@
 #include "core/nn/recompute.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/autograd/autograd.h"
@@ -27,18 +28,22 @@ Recompute parse_recompute(std::string_view text) {
 }
 
 std::vector<Tensor> recompute_mlp(
-    const Module& mlp, const Tensor& x,
-    const std::function<std::vector<Tensor>(const Tensor&)>& forward) {
-  const bool again = mlp.recompute().part == Recompute::Mlp && x.context()->grad_enabled() &&
-                     (x.requires_grad() || mlp.is_trainable());
-  if (!again) return forward(x);
-  return autograd::recompute(
-      std::function([forward](std::span<const Tensor> in) { return forward(in[0]); }), {x});
+    const Module& mlp, const std::vector<Tensor>& inputs,
+    const std::function<std::vector<Tensor>(std::span<const Tensor>)>& forward) {
+  const bool differentiates =
+      mlp.is_trainable() || std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) {
+        return t.defined() && t.requires_grad();
+      });
+  const bool again = mlp.recompute().part == Recompute::Mlp &&
+                     inputs.front().context()->grad_enabled() && differentiates;
+  return again ? autograd::recompute(forward, inputs) : forward(inputs);
 }
 
-Tensor recompute_mlp(const Module& mlp, const Tensor& x,
-                     const std::function<Tensor(const Tensor&)>& forward) {
-  return recompute_mlp(mlp, x, [forward](const Tensor& in) { return std::vector{forward(in)}; })
+Tensor recompute_mlp(const Module& mlp, const std::vector<Tensor>& inputs,
+                     const std::function<Tensor(std::span<const Tensor>)>& forward) {
+  return recompute_mlp(mlp, inputs, std::function([forward](std::span<const Tensor> in) {
+                         return std::vector{forward(in)};
+                       }))
       .front();
 }
 

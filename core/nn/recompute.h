@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -29,11 +30,13 @@ struct Recompute {
 /// "none", "mlp", "block" or "every N". @throws InvalidArgument for other texts
 Recompute parse_recompute(std::string_view text);
 
-/// forward(x), computed again in backward where the model's setting is Recompute::Mlp. For MLPs.
-Tensor recompute_mlp(const Module& mlp, const Tensor& x,
-                     const std::function<Tensor(const Tensor&)>& forward);
+/// forward(inputs), computed again in backward where the model's setting is Recompute::Mlp. For MLPs.
+/// @param inputs  the first is defined
+Tensor recompute_mlp(const Module& mlp, const std::vector<Tensor>& inputs,
+                     const std::function<Tensor(std::span<const Tensor>)>& forward);
 /// The same for several results.
-std::vector<Tensor> recompute_mlp(const Module& mlp, const Tensor& x,
-                                  const std::function<std::vector<Tensor>(const Tensor&)>& forward);
+std::vector<Tensor> recompute_mlp(
+    const Module& mlp, const std::vector<Tensor>& inputs,
+    const std::function<std::vector<Tensor>(std::span<const Tensor>)>& forward);
 
 }  // namespace tessera::nn

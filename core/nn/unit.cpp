@@ -40,6 +40,9 @@ std::vector<Tensor> run_unit(
                         }));
     results = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
   }
+  if (runtime != nullptr && context.is_recomputing())
+    for (const Tensor& y : results)
+      if (y.defined()) (void)y.view();  // a late result reads the unit's parameters
   if (runtime != nullptr) runtime->after_forward(modules, scope);
   for (Tensor& y : results) round(y, precision.output);
   return results;

@@ -43,12 +43,18 @@ Shape with_last(Shape shape, std::int64_t size) {
   return shape;
 }
 
-/// y = x W [+ b].
+/// y = x W [+ b] [+ residual].
 kernels::Matmul layer_product(const TensorView& x, const Tensor& weight, const Tensor& bias,
-                              const TensorView& y, bool out_in) {
+                              const TensorView& y, bool out_in, const Tensor& residual = {}) {
   kernels::Matmul args{x, weight.view(), y, false, out_in};
   if (bias.defined()) args.bias = bias.view();
+  if (residual.defined()) args.residual = as_rows(residual.view());
   return args;
+}
+
+void check_residual(std::string_view operation, const Tensor& residual, DType dtype,
+                    const Shape& shape) {
+  if (residual.defined()) check_dense(operation, "residual", residual, dtype, shape);
 }
 
 void input_gradient(Context& context, const TensorView& grad_y, const Tensor& weight, bool out_in,
@@ -92,25 +98,29 @@ TensorView columns_of(const TensorView& y, const LowRankTerm& term) {
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
-              const std::vector<LowRankTerm>& terms) {
+              const std::vector<LowRankTerm>& terms, const Tensor& residual) {
   constexpr auto kName = "linear";
-  const auto& context = common_context(kName, {&x, &weight, &bias});
+  const auto& context = common_context(kName, {&x, &weight, &bias, &residual});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
   const auto [in, out] = check_layer(kName, "", weight, bias, x.dtype(), out_in);
   check_input(kName, x, "weight", weight, in, out_in);
 
-  Tensor y = Tensor::empty(context, with_last(x.shape(), out), x.dtype(),
-                           MemoryCategory::Activations, kName);
-  kernels::matmul(*context,
-                  layer_product(as_rows(x.view()), weight, bias, as_rows(y.view()), out_in));
-  for (const LowRankTerm& term : terms) {
-    check_term(term, x, out);
-    kernels::matmul(*context, {as_rows(term.h.view()), term.b.view(), columns_of(y.view(), term),
-                               false, true, true});
-  }
+  for (const LowRankTerm& term : terms) check_term(term, x, out);
+  const Shape shape = with_last(x.shape(), out);
+  check_residual(kName, residual, x.dtype(), shape);
 
-  std::vector<Tensor> inputs{x, weight, bias};
+  Tensor y = autograd::result(context, shape, x.dtype(), kName,
+                              [x, weight, bias, terms, residual, out_in](const TensorView& to) {
+                                Context& ctx = *x.context();
+                                kernels::matmul(ctx, layer_product(as_rows(x.view()), weight, bias,
+                                                                   as_rows(to), out_in, residual));
+                                for (const LowRankTerm& term : terms)
+                                  kernels::matmul(ctx, {as_rows(term.h.view()), term.b.view(),
+                                                        columns_of(to, term), false, true, true});
+                              });
+
+  std::vector<Tensor> inputs{x, weight, bias, residual};
   for (const LowRankTerm& term : terms) inputs.insert(inputs.end(), {term.h, term.b});
   const auto wants = [&](const Tensor& t) { return autograd::needs_grad({&t}); };
   if (std::any_of(inputs.begin(), inputs.end(), wants)) {
@@ -130,7 +140,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
           ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias);
-      int input = 3;
+      into.pass(3, grad_y);
+      int input = 4;
       for (const SavedTerm& term : saved_terms) {
         const LowRankTerm kept{term.h.get(kName), term.b.get(kName), term.first};
         const TensorView grad_part = columns_of(grad_y.view(), kept);
@@ -148,10 +159,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
 }
 
 Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
-                    Gate gate) {
+                    Gate gate, const Tensor& residual) {
   constexpr auto kName = "gated_linear";
   const auto kind = gate == Gate::Silu ? kernels::GatedKind::SwiGlu : kernels::GatedKind::GeGlu;
-  const auto& context = common_context(kName, {&x, &weight, &bias});
+  const auto& context = common_context(kName, {&x, &weight, &bias, &residual});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
   const auto sizes = check_layer(kName, "", weight, bias, x.dtype(), out_in);
@@ -170,12 +181,17 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
     return y;
   };
 
-  Tensor y = Tensor::empty(context, with_last(x.shape(), out), x.dtype(),
-                           MemoryCategory::Activations, kName);
-  kernels::matmul(*context,
-                  layer_product(as_rows(gated(x).view()), weight, bias, as_rows(y.view()), out_in));
+  const Shape shape = with_last(x.shape(), out);
+  check_residual(kName, residual, x.dtype(), shape);
+  Tensor y = autograd::result(context, shape, x.dtype(), kName,
+                              [x, weight, bias, residual, gated, out_in](const TensorView& to) {
+                                const Tensor h = gated(x);
+                                kernels::matmul(*x.context(),
+                                                layer_product(as_rows(h.view()), weight, bias,
+                                                              as_rows(to), out_in, residual));
+                              });
 
-  if (autograd::needs_grad({&x, &weight, &bias})) {
+  if (autograd::needs_grad({&x, &weight, &bias, &residual})) {
     const auto backward = [saved_x = SavedTensor(x), saved_weight = SavedTensor(weight), gated,
                            out_in, in, kind](const Tensor& grad_y, autograd::InputGradients& into) {
       Context& ctx = *grad_y.context();
@@ -184,6 +200,7 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
           ctx, [&] { return gated(kept); }, grad, out_in, grad_weight, grad_bias);
+      into.pass(3, grad_y);
       const GradientView grad_x = as_rows(into.target(0));
       if (!grad_x) return;
       const Tensor grad_gated =
@@ -197,15 +214,17 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
       kernels::gated_backward(
           ctx, {rows.narrow(1, 0, in), rows.narrow(1, in, in), grad_rows, half(0), half(in), kind});
     };
-    autograd::record(kName, y, {x, weight, bias}, backward);
+    autograd::record(kName, y, {x, weight, bias, residual}, backward);
   }
   return y;
 }
 
 Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
-                const Tensor& proj_weight, const Tensor& proj_bias, WeightLayout layout) {
+                const Tensor& proj_weight, const Tensor& proj_bias, WeightLayout layout,
+                const Tensor& residual) {
   constexpr auto kName = "gelu_mlp";
-  const auto& context = common_context(kName, {&x, &fc_weight, &fc_bias, &proj_weight, &proj_bias});
+  const auto& context =
+      common_context(kName, {&x, &fc_weight, &fc_bias, &proj_weight, &proj_bias, &residual});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
   const auto [in, hidden] = check_layer(kName, "fc_", fc_weight, fc_bias, x.dtype(), out_in);
@@ -215,23 +234,30 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
   require(proj_in == hidden, "{}: fc_weight {} gives {} values, proj_weight {} takes {}", kName,
           fc_weight.shape(), hidden, proj_weight.shape(), proj_in);
 
+  const Shape shape = with_last(x.shape(), out);
+  check_residual(kName, residual, x.dtype(), shape);
+
   const bool grad_reaches_fc = autograd::needs_grad({&x, &fc_weight, &fc_bias});
-  const auto activations = [&](std::int64_t width, std::string_view owner) {
-    return Tensor::empty(context, with_last(x.shape(), width), x.dtype(),
+  const auto hidden_values = [&](std::string_view owner) {
+    return Tensor::empty(context, with_last(x.shape(), hidden), x.dtype(),
                          MemoryCategory::Activations, owner);
   };
-  Tensor pre, activated = activations(hidden, "gelu_mlp.gelu");
-  if (grad_reaches_fc) pre = activations(hidden, "gelu_mlp.fc");
+  Tensor pre, activated = hidden_values("gelu_mlp.gelu");
+  if (grad_reaches_fc) pre = hidden_values("gelu_mlp.fc");
   kernels::Matmul fc =
       layer_product(as_rows(x.view()), fc_weight, fc_bias, as_rows(activated.view()), out_in);
   fc.epilogue = kernels::Epilogue::Gelu;
   if (pre.defined()) fc.pre = as_rows(pre.view());
   kernels::matmul(*context, fc);
-  Tensor y = activations(out, kName);
-  kernels::matmul(*context, layer_product(as_rows(activated.view()), proj_weight, proj_bias,
-                                          as_rows(y.view()), out_in));
+  Tensor y =
+      autograd::result(context, shape, x.dtype(), kName,
+                       [activated, proj_weight, proj_bias, residual, out_in](const TensorView& to) {
+                         kernels::matmul(*activated.context(),
+                                         layer_product(as_rows(activated.view()), proj_weight,
+                                                       proj_bias, as_rows(to), out_in, residual));
+                       });
 
-  if (grad_reaches_fc || autograd::needs_grad({&proj_weight, &proj_bias})) {
+  if (grad_reaches_fc || autograd::needs_grad({&proj_weight, &proj_bias, &residual})) {
     SavedTensor saved_x, saved_fc, saved_pre, saved_activated, saved_proj;
     if (fc_weight.requires_grad()) saved_x = SavedTensor(x);
     if (x.requires_grad()) saved_fc = SavedTensor(fc_weight);
@@ -246,6 +272,7 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       parameter_gradients(
           ctx, [&] { return saved_activated.get(kName); }, grad, out_in, grad_weight, grad_bias);
       saved_activated = {};
+      into.pass(5, grad_y);
       if (!saved_pre.defined()) return;
 
       const Tensor& kept = saved_pre.get(kName);
@@ -265,7 +292,7 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       parameter_gradients(
           ctx, [&] { return saved_x.get(kName); }, grad_hidden, out_in, fc_weight_to, fc_bias_to);
     };
-    autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias},
+    autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias, residual},
                      std::move(backward));
   }
   return y;

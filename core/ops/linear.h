@@ -18,33 +18,38 @@ struct LowRankTerm {
   std::int64_t first = 0;
 };
 
-/// y = x W + b + low-rank terms over the last dim.
+/// y = x W + b + low-rank terms + residual over the last dim.
 ///
 /// @param x       [..., in], f64, f32 or bf16, contiguous
 /// @param weight  [in, out] (InOut) or [out, in] (OutIn), dtype of x
 /// @param bias    [out], dtype of x, or undefined
 /// @param terms   each is added to the result in its dtype
+/// @param residual  [..., out], dtype of x, contiguous, or undefined: added before the result is
+///   rounded
 /// @return        [..., out], dtype of x; accumulates in f32 (f64 for f64)
-/// @grad          x, weight, bias, terms; keeps x if weight requires a gradient, weight, and terms
+/// @grad          x, weight, bias, residual, terms; keeps x if weight requires a gradient, weight,
+///   and terms
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-              WeightLayout layout = WeightLayout::OutIn,
-              const std::vector<LowRankTerm>& terms = {});
+              WeightLayout layout = WeightLayout::OutIn, const std::vector<LowRankTerm>& terms = {},
+              const Tensor& residual = {});
 
-/// y = (act(gate) * up) W + b over the last dim, where gate = x[..., :in], up = x[..., in:]: the
+/// y = (act(gate) * up) W + b + residual over the last dim, where gate = x[..., :in], up = x[..., in:]: the
 /// second half of a gated MLP. Equals swiglu or geglu, then linear; one operation, so that backward
 /// computes the product again instead of keeping it.
 ///
 /// @param x       [..., 2 in], f64, f32 or bf16, contiguous
 /// @param weight  [in, out] (InOut) or [out, in] (OutIn), dtype of x
 /// @param bias    [out], dtype of x, or undefined
+/// @param residual  as in linear()
 /// @return        [..., out], dtype of x
-/// @grad          x, weight, bias; keeps x and weight
+/// @grad          x, weight, bias, residual; keeps x and weight
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                    WeightLayout layout = WeightLayout::OutIn, Gate gate = Gate::Silu);
+                    WeightLayout layout = WeightLayout::OutIn, Gate gate = Gate::Silu,
+                    const Tensor& residual = {});
 
-/// y = gelu(x W_fc + b_fc) W_proj + b_proj over the last dim: the MLP of a transformer block, GELU
+/// y = gelu(x W_fc + b_fc) W_proj + b_proj + residual over the last dim: the MLP of a transformer block, GELU
 /// in its tanh form. Equals linear, gelu, linear; one operation, so that a device can fuse GELU and
 /// its gradient into the adjacent matmuls.
 ///
@@ -53,11 +58,12 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// @param fc_bias      [hidden], dtype of x, or undefined
 /// @param proj_weight  [hidden, out] (InOut) or [out, hidden] (OutIn), dtype of x
 /// @param proj_bias    [out], dtype of x, or undefined
+/// @param residual     as in linear()
 /// @return             [..., out], dtype of x
-/// @grad               all five; keeps x, both weights, and input and output of GELU
+/// @grad               all six; keeps x, both weights, and input and output of GELU
 /// @throws InvalidArgument on a shape, dtype or context that does not fit
 Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
                 const Tensor& proj_weight, const Tensor& proj_bias,
-                WeightLayout layout = WeightLayout::OutIn);
+                WeightLayout layout = WeightLayout::OutIn, const Tensor& residual = {});
 
 }  // namespace tessera::ops

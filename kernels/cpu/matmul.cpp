@@ -93,14 +93,15 @@ struct Parts {
   }
 };
 
-/// c = op(a) op(b) [+ bias] [+ c]
+/// c = op(a) op(b) [+ bias] [+ addend], where addend may be c
 template <typename T, typename C>
 struct Product {
   Operand<T> a, b;
   C* c;
   Index c_stride, m, n, k;
   const T* bias;
-  bool accumulate;
+  const C* addend;
+  Index addend_stride;
 
   /// One part per thread, because a library packs all of one operand anew for each part.
   Parts parts(Context& context) const {
@@ -108,6 +109,34 @@ struct Product {
     return {m, n, serial ? 1 : context.threads().size()};
   }
 };
+
+/// Whether a product begins with the bias in c; else oneDNN adds it.
+template <typename T>
+constexpr bool kStartsWithBias = !std::is_same_v<T, BFloat16>;
+
+/// Whether the product is added to what start() writes.
+template <typename T, typename C>
+bool is_added(const Product<T, C>& p) {
+  return p.addend != nullptr || (kStartsWithBias<T> && p.bias != nullptr);
+}
+
+/// Writes into a part of c what the product is added to: addend, bias, both, or zeros.
+template <typename T, typename C>
+void start(const Product<T, C>& p, const Part& part) {
+  for (Index row = part.row; row < part.row + part.rows; ++row) {
+    C* const line = p.c + row * p.c_stride + part.column;
+    const bool copies = p.addend != nullptr && p.addend != p.c;
+    if (copies) std::copy_n(p.addend + row * p.addend_stride + part.column, part.columns, line);
+    if (!is_added(p)) std::fill_n(line, part.columns, C{});
+    if constexpr (kStartsWithBias<T>) {
+      if (p.bias == nullptr) continue;
+      const T* const bias = p.bias + part.column;
+      const bool adds = p.addend != nullptr;
+#pragma omp simd
+      for (Index j = 0; j < part.columns; ++j) line[j] = adds ? line[j] + bias[j] : bias[j];
+    }
+  }
+}
 
 template <typename T, typename C>
 LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part) {
@@ -118,8 +147,8 @@ LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part) {
           .result = kDType(C{}),
           .transpose_a = p.a.transposed,
           .transpose_b = p.b.transposed,
-          .has_bias = p.bias != nullptr,
-          .accumulate = p.accumulate,
+          .has_bias = p.bias != nullptr && !kStartsWithBias<T>,
+          .accumulate = is_added(p),
           .m = part.rows,
           .n = part.columns,
           .k = p.k,
@@ -155,10 +184,12 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p) {
   context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
       const Part part = parts[i];
-      multiply_by_library({.form = form_of(p, part),
+      if (is_added(p)) start(p, part);
+      const LibraryProduct::Form form = form_of(p, part);
+      multiply_by_library({.form = form,
                            .a = p.a.at(part.row, 0).data,
                            .b = p.b.at(0, part.column).data,
-                           .bias = p.bias == nullptr ? nullptr : p.bias + part.column,
+                           .bias = form.has_bias ? p.bias + part.column : nullptr,
                            .c = p.c + part.row * p.c_stride + part.column});
     }
   });
@@ -173,18 +204,10 @@ void multiply(Context& context, const Product<T, T>& p) {
   context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
       const Part part = parts[i];
-      T* const out = p.c + part.row * p.c_stride + part.column;
-      for (Index row = 0; row < part.rows; ++row) {
-        T* const line = out + row * p.c_stride;
-        const T* const bias = p.bias + part.column;
-        if (p.bias == nullptr && !p.accumulate) std::fill_n(line, part.columns, T{0});
-        if (p.bias == nullptr) continue;
-#pragma omp simd
-        for (Index j = 0; j < part.columns; ++j)
-          line[j] = p.accumulate ? line[j] + bias[j] : bias[j];
-      }
-      add_product(p.a.at(part.row, 0), p.b.at(0, part.column), out, p.c_stride, part.rows,
-                  part.columns, p.k);
+      start(p, part);
+      add_product(p.a.at(part.row, 0), p.b.at(0, part.column),
+                  p.c + part.row * p.c_stride + part.column, p.c_stride, part.rows, part.columns,
+                  p.k);
     }
   });
 }
@@ -201,15 +224,17 @@ void widen(Context& context, float* out, const BFloat16* in, Index rows, Index c
   });
 }
 
+/// out = in [+ addend]
 void narrow(Context& context, BFloat16* out, const float* in, Index rows, Index columns,
-            Index stride, bool accumulate) {
+            Index stride, const BFloat16* addend = nullptr, Index addend_stride = 0) {
   for_rows(context, rows, columns, [=](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
       const float* from = in + i * columns;
       BFloat16* to = out + i * stride;
+      const BFloat16* term = addend == nullptr ? nullptr : addend + i * addend_stride;
 #pragma omp simd
       for (Index j = 0; j < columns; ++j)
-        store(to + j, accumulate ? from[j] + load(to + j) : from[j]);
+        store(to + j, term != nullptr ? from[j] + load(term + j) : from[j]);
     }
   });
 }
@@ -250,13 +275,14 @@ bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
       });
   for (Index i = 0; i < p.m; ++i) {
     C* const c = p.c + i * p.c_stride;
+    const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
     const float* const from = sums + i * p.n;
 #pragma omp simd
     for (Index j = 0; j < p.n; ++j) {
       float sum = from[j];
       for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
       if (p.bias != nullptr) sum += load(p.bias + j);
-      store(c + j, p.accumulate ? sum + load(c + j) : sum);
+      store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
     }
   }
   return true;
@@ -264,6 +290,7 @@ bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
 
 template <typename T, typename C = T>
 Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
+  const TensorView& addend = args.accumulate ? args.c : args.residual;
   return {{static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
           {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
           static_cast<C*>(args.c.data),
@@ -272,7 +299,8 @@ Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
           n,
           k,
           static_cast<const T*>(args.bias.data),
-          args.accumulate};
+          static_cast<const C*>(addend.data),
+          addend.defined() ? addend.strides[0] : 0};
 }
 
 template <typename C>
@@ -301,12 +329,15 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
       widen(context, wide_b, b + column * b_stride, columns, k, b_stride);
     else
       widen(context, wide_b, b + column, k, columns, b_stride);
-    C* c = static_cast<C*>(args.c.data) + column;
+    C* c = product.c + column;
+    const C* addend = product.addend == nullptr ? nullptr : product.addend + column;
     float* out = sums;
     Index out_stride = columns;
+    const float* wide_addend = nullptr;
     if constexpr (direct) {
       out = c;
       out_stride = c_stride;
+      wide_addend = addend;
     }
     multiply<float>(context, {{wide_a, args.a.shape[1], args.transpose_a},
                               {wide_b, args.transpose_b ? k : columns, args.transpose_b},
@@ -316,8 +347,10 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
                               columns,
                               k,
                               args.bias.data != nullptr ? bias + column : nullptr,
-                              direct && args.accumulate});
-    if constexpr (!direct) narrow(context, c, sums, m, columns, c_stride, args.accumulate);
+                              wide_addend,
+                              product.addend_stride});
+    if constexpr (!direct)
+      narrow(context, c, sums, m, columns, c_stride, addend, product.addend_stride);
   }
 }
 
@@ -333,15 +366,17 @@ struct Group {
 template <typename T, typename C>
 Product<T, C> group_product(const GroupedMatmul& args, Index i, const Group& group) {
   const Index k = args.a.shape[1], n = args.c.view.shape[1];
+  C* const c = static_cast<C*>(args.c.view.data) + group.begin * n;
   return {{static_cast<const T*>(args.a.data) + group.begin * k, k, false},
           {static_cast<const T*>(args.b[i].data), args.b[i].shape[1], args.transpose_b},
-          static_cast<C*>(args.c.view.data) + group.begin * n,
+          c,
           n,
           group.rows(),
           n,
           k,
           nullptr,
-          args.c.accumulate};
+          args.c.accumulate ? c : nullptr,
+          n};
 }
 
 template <typename T>
@@ -379,8 +414,10 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
                               n,
                               k,
                               nullptr,
-                              false});
-    narrow(context, c + group.begin * n, sums, group.rows(), n, n, args.c.accumulate);
+                              nullptr,
+                              0});
+    BFloat16* const out = c + group.begin * n;
+    narrow(context, out, sums, group.rows(), n, n, args.c.accumulate ? out : nullptr, n);
   }
 }
 
@@ -388,8 +425,8 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
 template <typename T, typename C>
 Product<T, C> gradient_product(const T* a, const T* b, Index rows, const GradientView& to) {
   const Index p = to.view.shape[0], q = to.view.shape[1];
-  return {{a, p, true}, {b, q, false}, static_cast<C*>(to.view.data), q, p, q, rows,
-          nullptr,      to.accumulate};
+  C* const c = static_cast<C*>(to.view.data);
+  return {{a, p, true}, {b, q, false}, c, q, p, q, rows, nullptr, to.accumulate ? c : nullptr, q};
 }
 
 template <typename T>

@@ -84,8 +84,8 @@ constexpr std::int64_t kPreStride = 8;  // the row length of pre is a multiple o
 /// Properties of a matrix product that select a cuBLASLt kernel.
 struct Key {
   std::int64_t m, n, k;
-  std::int64_t a_stride, b_stride, c_stride;
-  std::uint32_t a_alignment, b_alignment, c_alignment;  // in bytes, 256 at most
+  std::int64_t a_stride, b_stride, c_stride, residual_stride;
+  std::uint32_t a_alignment, b_alignment, c_alignment, residual_alignment;  // in bytes, 256 at most
   DType dtype, c_dtype;
   bool transpose_a, transpose_b, accumulate, bias, pre;
   Epilogue epilogue;
@@ -104,12 +104,14 @@ std::int64_t leading_dim(const TensorView& x) {
 }
 
 Key key_of(const Matmul& x) {
-  return {x.c.shape[0],        x.c.shape[1],        x.a.shape[x.transpose_a ? 0 : 1],
-          leading_dim(x.a),    leading_dim(x.b),    leading_dim(x.c),
-          alignment(x.a.data), alignment(x.b.data), alignment(x.c.data),
-          x.a.dtype,           x.c.dtype,           x.transpose_a,
-          x.transpose_b,       x.accumulate,        x.bias.defined(),
-          x.pre.defined(),     x.epilogue};
+  const TensorView& added = x.residual.defined() ? x.residual : x.c;
+  return {x.c.shape[0],        x.c.shape[1],          x.a.shape[x.transpose_a ? 0 : 1],
+          leading_dim(x.a),    leading_dim(x.b),      leading_dim(x.c),
+          leading_dim(added),  alignment(x.a.data),   alignment(x.b.data),
+          alignment(x.c.data), alignment(added.data), x.a.dtype,
+          x.c.dtype,           x.transpose_a,         x.transpose_b,
+          x.accumulate,        x.bias.defined(),      x.pre.defined(),
+          x.epilogue};
 }
 
 cublasLtEpilogue_t epilogue_of(const Key& key) {
@@ -137,7 +139,8 @@ class Plan {
            key.a_stride),
         b_(key.dtype, key.transpose_b ? key.k : key.n, key.transpose_b ? key.n : key.k,
            key.b_stride),
-        c_(key.c_dtype, key.n, key.m, key.c_stride) {
+        c_(key.c_dtype, key.n, key.m, key.c_stride),
+        added_(key.c_dtype, key.n, key.m, key.residual_stride) {
     const bool f64 = key.dtype == DType::F64;
     check_lt(cublasLtMatmulDescCreate(&description_, f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                       f64 ? CUDA_R_64F : CUDA_R_32F),
@@ -175,15 +178,17 @@ class Plan {
     if (args.pre.defined()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, args.pre.data);
     const bool f64 = args.a.dtype == DType::F64;
     const float one = 1.0F;
-    const float beta = args.accumulate ? 1.0F : 0.0F;
+    const bool adds = args.accumulate || args.residual.defined();
+    const void* const added = args.residual.defined() ? args.residual.data : args.c.data;
+    const float beta = adds ? 1.0F : 0.0F;
     const double one64 = 1.0;
-    const double beta64 = args.accumulate ? 1.0 : 0.0;
+    const double beta64 = adds ? 1.0 : 0.0;
     const auto stream = static_cast<cudaStream_t>(backend.stream());
     const auto multiply = [&](const Candidate& candidate) {
       return cublasLtMatmul(backend.cublas_lt().get(), description_,
                             f64 ? static_cast<const void*>(&one64) : &one, args.b.data, b_.get(),
                             args.a.data, a_.get(), f64 ? static_cast<const void*>(&beta64) : &beta,
-                            args.c.data, c_.get(), args.c.data, c_.get(), &candidate.algorithm,
+                            added, added_.get(), args.c.data, c_.get(), &candidate.algorithm,
                             workspace, candidate.workspace_bytes, stream);
     };
     if (candidates_.size() > 1) keep_fastest(stream, multiply);
@@ -253,7 +258,7 @@ class Plan {
     const std::pair<cublasLtMatmulPreferenceAttributes_t, std::uint32_t> alignments[] = {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.residual_alignment},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment}};
     for (const auto& [attribute, bytes] : alignments) {
       if (status == CUBLAS_STATUS_SUCCESS) status = set_preference(attribute, bytes);
@@ -261,8 +266,9 @@ class Plan {
     std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> results{};
     int found = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatmulAlgoGetHeuristic(handle, description_, b_.get(), a_.get(), c_.get(),
-                                              c_.get(), preference, most, results.data(), &found);
+      status =
+          cublasLtMatmulAlgoGetHeuristic(handle, description_, b_.get(), a_.get(), added_.get(),
+                                         c_.get(), preference, most, results.data(), &found);
     cublasLtMatmulPreferenceDestroy(preference);
     if (status != CUBLAS_STATUS_SUCCESS || found < 1) {
       why_not_ = fmt::format(
@@ -275,7 +281,7 @@ class Plan {
       candidates_.push_back({result.algo, result.workspaceSize});
   }
 
-  Layout a_, b_, c_;
+  Layout a_, b_, c_, added_;
   cublasLtMatmulDesc_t description_ = nullptr;
   std::vector<Candidate> candidates_;
   std::string why_not_;
@@ -360,6 +366,7 @@ Matmul rows_of(const Matmul& args, std::int64_t begin, std::int64_t count) {
   Matmul part = args;
   part.a = args.a.narrow(1, begin, count);
   part.c = args.c.narrow(0, begin, count);
+  if (args.residual.defined()) part.residual = args.residual.narrow(0, begin, count);
   return part;
 }
 
@@ -379,8 +386,8 @@ std::string why_no_gelu(const MatmulPlans& plans, const Matmul& x) {
 
 void matmul(Context& context, const Matmul& args) {
   if (args.a.numel() == 0) {  // K = 0
-    require<Unsupported>(!args.bias.defined(),
-                         "matmul: K = 0 with a bias is not supported on CUDA");
+    require<Unsupported>(!args.bias.defined() && !args.residual.defined(),
+                         "matmul: K = 0 with a bias or a residual is not supported on CUDA");
     if (!args.accumulate)
       check(
           cudaMemset2DAsync(

@@ -17,17 +17,10 @@ bool multiply_f32(const LibraryProduct& product) {
   const LibraryProduct::Form& f = product.form;
   const onednn::OneThread one_thread;
   const onednn::BlockedSignals blocked_signals;
-  auto* const c = static_cast<float*>(product.c);
-  const auto* const bias = static_cast<const float*>(product.bias);
-  for (std::int64_t row = 0; f.has_bias && row < f.m; ++row) {
-    float* const line = c + row * f.c_stride;
-    for (std::int64_t i = 0; i < f.n; ++i) line[i] = f.accumulate ? line[i] + bias[i] : bias[i];
-  }
-  const float beta = f.has_bias || f.accumulate ? 1.0F : 0.0F;
   return dnnl_sgemm(f.transpose_a ? 'T' : 'N', f.transpose_b ? 'T' : 'N', f.m, f.n, f.k, 1.0F,
                     static_cast<const float*>(product.a), f.a_stride,
-                    static_cast<const float*>(product.b), f.b_stride, beta, c,
-                    f.c_stride) == dnnl_success;
+                    static_cast<const float*>(product.b), f.b_stride, f.accumulate ? 1.0F : 0.0F,
+                    static_cast<float*>(product.c), f.c_stride) == dnnl_success;
 }
 
 }  // namespace
@@ -55,7 +48,7 @@ TESSERA_EXPORT bool tessera_onednn_has_bf16() {
 }
 
 TESSERA_EXPORT bool tessera_onednn_supports(const LibraryProduct::Form& form) {
-  return form.operands == DType::F32 || onednn::has_primitive(form);
+  return form.operands == DType::F32 ? !form.has_bias : onednn::has_primitive(form);
 }
 
 TESSERA_EXPORT bool tessera_onednn_multiply(const LibraryProduct& product) {

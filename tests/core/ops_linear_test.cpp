@@ -1,10 +1,12 @@
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <optional>
 
 #include "core/autograd/autograd.h"
 #include "core/base/memory.h"
 #include "core/ops/activation.h"
+#include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/paths.h"
@@ -152,6 +154,57 @@ TEST_CASE("gated_linear: gradients, and refuses invalid arguments") {
                        "weight [4, 5]; got "
                        "x of shape [2, 3, 10]",
                        InvalidArgument);
+}
+
+TEST_CASE("a residual: gradients, and the same as an addition") {
+  const auto context = Context::create({.threads = 2});
+  constexpr auto kLayout = WeightLayout::OutIn;
+  struct Layer {
+    std::vector<Shape> shapes;  // of x, of the weights, of the residual last
+    std::function<Tensor(const std::vector<Tensor>&, const Tensor& residual)> run;
+  };
+  const std::vector<Layer> layers = {
+      {{{2, 3, 6}, {6, 6}, {2, 3, 6}},
+       [](const auto& t, const Tensor& r) { return ops::linear(t[0], t[1], {}, kLayout, {}, r); }},
+      {{{2, 3, 6}, {4, 3}, {2, 3, 4}},
+       [](const auto& t, const Tensor& r) {
+         return ops::gated_linear(t[0], t[1], {}, kLayout, Gate::Silu, r);
+       }},
+      {{{2, 3, 6}, {4, 6}, {6, 4}, {2, 3, 6}}, [](const auto& t, const Tensor& r) {
+         return ops::gelu_mlp(t[0], t[1], {}, t[2], {}, kLayout, r);
+       }}};
+  for (const Layer& layer : layers) {
+    CAPTURE(layer.shapes.back().str());
+    const auto inputs = [&](DType dtype, bool trainable) {
+      std::vector<Tensor> t;
+      for (const Shape& shape : layer.shapes)
+        t.push_back(random_tensor(context, shape, dtype, t.size()).set_requires_grad(trainable));
+      return t;
+    };
+    const auto joined = [&](const std::vector<Tensor>& t) { return layer.run(t, t.back()); };
+    CHECK(gradcheck(joined, inputs(DType::F64, true)) == "");
+    CHECK(compare_bf16(joined, inputs(DType::BF16, true), 0.02) == "");
+    const auto in_between = [&](const std::vector<Tensor>& t) {
+      const Tensor r = ops::gelu(t.back());
+      return ops::mul(layer.run(t, r), r);
+    };
+    CHECK(gradcheck(in_between, inputs(DType::F64, true)) == "");
+    if (layer.shapes.front() == layer.shapes.back()) {
+      const auto of_input = [&](const std::vector<Tensor>& t) { return layer.run(t, t.front()); };
+      auto t = inputs(DType::F64, true);
+      t.pop_back();
+      CHECK(gradcheck(of_input, t) == "");
+    }
+    auto frozen = inputs(DType::F64, false);
+    frozen.back().set_requires_grad(true);  // alone
+    CHECK(gradcheck(joined, frozen) == "");
+
+    const auto apart = values_of(ops::add(frozen.back(), layer.run(frozen, {})));
+    const auto once = values_of(joined(frozen));
+    for (std::size_t i = 0; i < once.size(); ++i) CHECK(once[i] == doctest::Approx(apart[i]));
+    CHECK_THROWS_WITH_AS(layer.run(frozen, Tensor::empty(context, {2, 3, 5}, DType::F64)),
+                         doctest::Contains(": residual must have shape "), InvalidArgument);
+  }
 }
 
 struct MlpShape {

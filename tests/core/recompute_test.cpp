@@ -7,6 +7,7 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
+#include "core/ops/view.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/recorded.h"
 
@@ -116,6 +117,50 @@ TEST_CASE("recompute passes the gradient check") {
               return recompute([&](const Tensor& h) { return block(h); }, in[0]);
             },
             {x, block.weight, block.bias}) == "");
+}
+
+TEST_CASE("running again leaves out the last product, unless something reads it") {
+  // Operations of matrix products, in units of one forward product.
+  const auto products = [](const std::function<Tensor(const Tensor&)>& function) {
+    const auto context = Context::create({.device = {DeviceType::Meta, 0}});
+    Tensor x = Tensor::empty(context, {16, 8}, DType::F32).set_requires_grad(true);
+    const Tensor y = recompute(function, x);
+    context->ledger().reset_peaks();
+    const double before = context->planned_flops();
+    autograd::backward(y, Tensor::empty(context, y.shape(), y.dtype()));
+    return (context->planned_flops() - before) / (2.0 * 16 * 8 * 8);
+  };
+  const auto linear = [](const Tensor& x) {
+    Tensor weight = Tensor::empty(x.context(), {8, 8}, x.dtype()).set_requires_grad(true);
+    return ops::linear(x, weight, {});
+  };
+  CHECK(products(linear) == 2);
+  CHECK(products([&](const Tensor& x) { return linear(ops::gelu(linear(x))); }) == 4 + 1);
+  CHECK(products([&](const Tensor& x) { return ops::gelu(linear(x)); }) == 2 + 1);
+  CHECK(products([&](const Tensor& x) { return ops::reshape(linear(x), {8, 16}); }) == 2);
+  CHECK(products([&](const Tensor& x) { return recompute(linear, recompute(linear, x)); }) ==
+        4 + 1);
+}
+
+TEST_CASE("a last product that is also read, and one of several results, change no bit") {
+  const auto outcome = [](bool recomputes) {
+    const auto context = Context::create();
+    const Block block(context);
+    Tensor x = random_tensor(context, {4, 8}, DType::F32, 5).set_requires_grad(true);
+    const auto function = [&](std::span<const Tensor> in) {
+      const Tensor h =
+          ops::linear(in[0], block.weight, block.bias, ops::WeightLayout::OutIn, {}, in[0]);
+      const Tensor z = ops::linear(ops::gelu(h), block.weight, {});
+      return std::vector<Tensor>{h, ops::mul(h, h), z, ops::reshape(z, {8, 4})};
+    };
+    const std::vector<Tensor> in{recorded(x)};
+    const auto y = recomputes ? autograd::recompute(function, in) : function(in);
+    const Tensor sum = ops::add(ops::add(y[0], y[1]), ops::add(y[2], ops::reshape(y[3], {4, 8})));
+    autograd::backward(sum, random_tensor(context, {4, 8}, DType::F32, 6));
+    return std::vector{values_of(sum), values_of(x.grad()), values_of(block.weight.grad()),
+                       values_of(block.bias.grad())};
+  };
+  CHECK(outcome(true) == outcome(false));
 }
 
 TEST_CASE("recompute saves only the block's input") {

@@ -62,10 +62,16 @@ class Matrix {
   Buffer buffer_;
 };
 
+/// What a product is added to.
+enum class Added { Nothing, Result, Residual };
+constexpr Added kAdded[] = {Added::Nothing, Added::Result, Added::Residual};
+
 struct Case {
   std::int64_t m, k, n;
   DType dtype, c_dtype;
-  bool transpose_a = false, transpose_b = false, accumulate = false, bias = false;
+  bool transpose_a = false, transpose_b = false;
+  Added added = Added::Nothing;
+  bool bias = false;
   std::int64_t gap = 0;
 };
 
@@ -78,13 +84,19 @@ class Problem {
         b_(c.dtype, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, c.gap,
            Buffer::normal(c.k * c.n, 2)),
         bias_(c.dtype, {c.n}, Buffer::normal(c.n, 3)),
-        start_(Buffer::normal(c.m * c.n, 4)) {}
+        start_(Buffer::normal(c.m * c.n, 4)),
+        residual_(c.c_dtype, c.m, c.n, 2 * c.gap, start_) {}
 
   Matrix result() const { return Matrix(case_.c_dtype, case_.m, case_.n, case_.gap, start_); }
 
   void run(Context& context, const Matrix& result) const {
-    Matmul args{a_.view(),        b_.view(), result.view(), case_.transpose_a, case_.transpose_b,
-                case_.accumulate, {}};
+    Matmul args{.a = a_.view(),
+                .b = b_.view(),
+                .c = result.view(),
+                .transpose_a = case_.transpose_a,
+                .transpose_b = case_.transpose_b,
+                .accumulate = case_.added == Added::Result};
+    if (case_.added == Added::Residual) args.residual = residual_.view();
     if (case_.bias) args.bias = bias_.view();
     matmul(context, args);
   }
@@ -100,7 +112,7 @@ class Problem {
               a[static_cast<std::size_t>(case_.transpose_a ? p * case_.m + i : i * case_.k + p)] *
               b[static_cast<std::size_t>(case_.transpose_b ? j * case_.k + p : p * case_.n + j)];
         double& out = c[static_cast<std::size_t>(i * case_.n + j)];
-        out = case_.accumulate ? out + sum : sum;
+        out = case_.added == Added::Nothing ? sum : out + sum;
       }
     }
     return c;
@@ -111,6 +123,7 @@ class Problem {
   Matrix a_, b_;
   Buffer bias_;
   std::vector<double> start_;
+  Matrix residual_;
 };
 
 void check_case(const Case& c) {
@@ -121,7 +134,7 @@ void check_case(const Case& c) {
   CAPTURE(dtype_name(c.c_dtype));
   CAPTURE(c.transpose_a);
   CAPTURE(c.transpose_b);
-  CAPTURE(c.accumulate);
+  CAPTURE(static_cast<int>(c.added));
   const Problem problem(c);
   const auto expected = problem.expected();
   // A sum of k products of standard normal numbers has standard deviation sqrt(k).
@@ -136,12 +149,13 @@ void check_case(const Case& c) {
   const auto check_gpu = [&](const Matrix& got) {
     const double truncated =
         c.dtype == DType::BF16 ? std::ldexp(static_cast<double>(c.k) / 16, -23) : 0.0;
-    const bool twice = rounded == DType::BF16 && (c.bias || c.accumulate) && (c.n + c.gap) % 8 != 0;
+    const bool twice =
+        rounded == DType::BF16 && (c.bias || c.added != Added::Nothing) && (c.n + c.gap) % 8 != 0;
     check_close(got.values(), expected, tolerance(rounded) * (twice ? 2 : 1) + truncated,
                 twice ? 4.0 : terms);
   };
   for_gpu_context([&](Context& context) {
-    if (c.k == 0 && c.bias) return;  // Unsupported there
+    if (c.k == 0 && (c.bias || c.added == Added::Residual)) return;  // Unsupported there
     const Problem on_device(c);
     const Matrix got = on_device.result();
     on_device.run(context, got);
@@ -181,34 +195,34 @@ TEST_CASE("matmul matches float64 for all transposes, dtypes and odd shapes") {
                              Size{1, 257, 257}, Size{31, 1, 257}, Size{17, 3, 100}})
       for (const bool transpose_a : {false, true})
         for (const bool transpose_b : {false, true})
-          for (const bool accumulate : {false, true})
+          for (const Added added : kAdded)
             check_case({size.m, size.k, size.n, types.operand, types.result, transpose_a,
-                        transpose_b, accumulate});
+                        transpose_b, added});
 }
 
 TEST_CASE("products with few rows, longer than the parts that are computed at a time") {
   for (const DType c : {DType::F32, DType::BF16})
     for (const std::int64_t m : {1, 3})
       for (const bool transpose_b : {false, true})
-        for (const bool accumulate : {false, true})
+        for (const Added added : kAdded)
           for (const Size& size : {Size{m, 33, 2101}, Size{m, 2101, 31}})
             check_case(
-                {size.m, size.k, size.n, DType::BF16, c, false, transpose_b, accumulate, true, 5});
+                {size.m, size.k, size.n, DType::BF16, c, false, transpose_b, added, true, 5});
 }
 
 TEST_CASE("matmul respects strided rows and adds a bias once") {
   for (const Types& types : kTypes)
     for (const bool transposed : {false, true})
-      for (const bool accumulate : {false, true})
-        check_case({31, 33, 257, types.operand, types.result, transposed, !transposed, accumulate,
-                    true, 5});
+      for (const Added added : kAdded)
+        check_case(
+            {31, 33, 257, types.operand, types.result, transposed, !transposed, added, true, 5});
 }
 
 TEST_CASE("rows that are not aligned, in aligned rows of a transposed operand") {
   for (const Types& types : kTypes)
-    for (const bool accumulate : {false, true})
+    for (const Added added : kAdded)
       for (const bool bias : {false, true})
-        check_case({257, 33, 301, types.operand, types.result, true, false, accumulate, bias, 7});
+        check_case({257, 33, 301, types.operand, types.result, true, false, added, bias, 7});
 }
 
 TEST_CASE("large products, which oneDNN computes where it is found, match float64") {
@@ -219,10 +233,10 @@ TEST_CASE("large products, which oneDNN computes where it is found, match float6
   for (const Types& types : kTypes)
     for (const bool transpose_a : {false, true})
       for (const bool transpose_b : {false, true})
-        for (const bool accumulate : {false, true})
+        for (const Added added : kAdded)
           for (const bool bias : {false, true})
-            check_case({103, 33, 211, types.operand, types.result, transpose_a, transpose_b,
-                        accumulate, bias, 5});
+            check_case({103, 33, 211, types.operand, types.result, transpose_a, transpose_b, added,
+                        bias, 5});
 }
 
 TEST_CASE("signals during products leave the heap intact") {
@@ -259,18 +273,18 @@ TEST_CASE("signals during products leave the heap intact") {
 TEST_CASE("matmul sums thousands of terms, and splits rows over threads") {
   for (const Types& types : kTypes) {
     check_case({301, 900, 3, types.operand, types.result});
-    for (const bool accumulate : {false, true})
-      check_case(
-          {5, 4001, 35, types.operand, types.result, accumulate, accumulate, accumulate, true});
+    for (const Added added : kAdded)
+      check_case({5, 4001, 35, types.operand, types.result, added == Added::Result,
+                  added == Added::Result, added, true});
   }
 }
 
 TEST_CASE("matmul with k = 0 writes the bias or zero, or leaves the accumulator unchanged") {
   for (const Types& types : kTypes)
-    for (const bool accumulate : {false, true})
+    for (const Added added : kAdded)
       for (const bool bias : {false, true})
         for (const std::int64_t m : {3, 101})
-          check_case({m, 0, 5, types.operand, types.result, false, false, accumulate, bias});
+          check_case({m, 0, 5, types.operand, types.result, false, false, added, bias});
 }
 
 TEST_CASE("a product is reproducible bit for bit, and releases scratch of bf16 products") {

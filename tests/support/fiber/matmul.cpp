@@ -29,7 +29,12 @@ void matmul(Context& context, const Matmul& args) {
           C& c = static_cast<C*>(args.c.data)[i * args.c.strides[0] + j];
           if (args.bias.defined())
             sum += static_cast<double>(static_cast<A>(static_cast<const T*>(args.bias.data)[j]));
-          if (args.accumulate) sum += static_cast<double>(static_cast<Accumulator<C>>(c));
+          const auto add = [&](const C& value) {
+            sum += static_cast<double>(static_cast<Accumulator<C>>(value));
+          };
+          if (args.accumulate) add(c);
+          if (args.residual.defined())
+            add(static_cast<const C*>(args.residual.data)[i * args.residual.strides[0] + j]);
           c = C(static_cast<Accumulator<C>>(sum));
         }
       }
