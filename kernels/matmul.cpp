@@ -42,7 +42,8 @@ bool fused(Context& context, const Matmul& args) {
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
-  if (args.epilogue == Epilogue::None) return product(context, args);
+  const bool on_cpu = context.target().type == DeviceType::CPU;
+  if (args.epilogue == Epilogue::None || on_cpu) return product(context, args);
   if (fused(context, args)) return;
   Matmul plain = args;
   plain.epilogue = Epilogue::None;

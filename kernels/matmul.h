@@ -26,8 +26,8 @@ enum class Epilogue : std::uint8_t {
 /// residual  [M, N], dtype of c, optional, other memory than c; not with accumulate or an epilogue.
 /// With K = 0 the product is zero.
 ///
-/// Without a fused kernel, the epilogue runs as a separate kernel, with the same bits as two calls
-/// would give. A fused kernel (bf16 on CUDA) applies GELU to the f32 accumulator, before rounding.
+/// The epilogue gives the same bits as a second call would, but on CUDA in bf16, where a fused kernel
+/// applies GELU to the f32 accumulator, before rounding.
 /// Gelu, GeluGradient: c is contiguous, has the dtype of a, and does not accumulate; no bias in
 /// GeluGradient.
 struct Matmul {

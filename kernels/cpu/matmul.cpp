@@ -5,6 +5,7 @@
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/few_rows.h"
+#include "kernels/cpu/gelu.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/grouped_matmul.h"
@@ -102,6 +103,8 @@ struct Product {
   const T* bias;
   const C* addend;
   Index addend_stride;
+  Epilogue epilogue = Epilogue::None;
+  C* other = nullptr;  // Gelu: gelu(c); GeluGradient: pre. [m, n], contiguous, as is c
 
   /// One part per thread, because a library packs all of one operand anew for each part.
   Parts parts(Context& context) const {
@@ -135,6 +138,20 @@ void start(const Product<T, C>& p, const Part& part) {
 #pragma omp simd
       for (Index j = 0; j < part.columns; ++j) line[j] = adds ? line[j] + bias[j] : bias[j];
     }
+  }
+}
+
+/// Runs the epilogue on a part of c.
+template <typename T, typename C>
+void finish(const Product<T, C>& p, const Part& part) {
+  if (p.epilogue == Epilogue::None) return;
+  for (Index row = part.row; row < part.row + part.rows; ++row) {
+    C* const c = p.c + row * p.n + part.column;
+    C* const other = p.other + row * p.n + part.column;
+    if (p.epilogue == Epilogue::Gelu)
+      gelu(c, other, part.columns);
+    else
+      gelu_gradient<false>(other, c, c, part.columns);
   }
 }
 
@@ -191,6 +208,7 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p) {
                            .b = p.b.at(0, part.column).data,
                            .bias = form.has_bias ? p.bias + part.column : nullptr,
                            .c = p.c + part.row * p.c_stride + part.column});
+      finish(p, part);
     }
   });
   return true;
@@ -208,6 +226,7 @@ void multiply(Context& context, const Product<T, T>& p) {
       add_product(p.a.at(part.row, 0), p.b.at(0, part.column),
                   p.c + part.row * p.c_stride + part.column, p.c_stride, part.rows, part.columns,
                   p.k);
+      finish(p, part);
     }
   });
 }
@@ -224,17 +243,20 @@ void widen(Context& context, float* out, const BFloat16* in, Index rows, Index c
   });
 }
 
-/// out = in [+ addend]
-void narrow(Context& context, BFloat16* out, const float* in, Index rows, Index columns,
-            Index stride, const BFloat16* addend = nullptr, Index addend_stride = 0) {
-  for_rows(context, rows, columns, [=](Index begin, Index end) {
+/// Rounds the sums [rows, columns] of a part of c, adds the addend, and runs the epilogue.
+void round_part(Context& context, const Product<BFloat16, BFloat16>& p, const Part& part,
+                const float* sums) {
+  for_rows(context, part.rows, part.columns, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
-      const float* from = in + i * columns;
-      BFloat16* to = out + i * stride;
-      const BFloat16* term = addend == nullptr ? nullptr : addend + i * addend_stride;
+      const Index row = part.row + i;
+      const float* const from = sums + i * part.columns;
+      BFloat16* const to = p.c + row * p.c_stride + part.column;
+      const BFloat16* const addend =
+          p.addend == nullptr ? nullptr : p.addend + row * p.addend_stride + part.column;
 #pragma omp simd
-      for (Index j = 0; j < columns; ++j)
-        store(to + j, term != nullptr ? from[j] + load(term + j) : from[j]);
+      for (Index j = 0; j < part.columns; ++j)
+        store(to + j, addend != nullptr ? from[j] + load(addend + j) : from[j]);
+      finish(p, {row, part.column, 1, part.columns});
     }
   });
 }
@@ -285,22 +307,28 @@ bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
       store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
     }
   }
+  finish(p, {0, 0, p.m, p.n});
   return true;
 }
 
 template <typename T, typename C = T>
 Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
   const TensorView& addend = args.accumulate ? args.c : args.residual;
+  const bool keeps_pre = args.epilogue == Epilogue::Gelu && args.pre.defined();
+  const TensorView& c = keeps_pre ? args.pre : args.c;
+  const TensorView& other = args.epilogue == Epilogue::Gelu ? args.c : args.pre;
   return {{static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
           {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
-          static_cast<C*>(args.c.data),
-          args.c.strides[0],
+          static_cast<C*>(c.data),
+          c.strides[0],
           m,
           n,
           k,
           static_cast<const T*>(args.bias.data),
           static_cast<const C*>(addend.data),
-          addend.defined() ? addend.strides[0] : 0};
+          addend.defined() ? addend.strides[0] : 0,
+          args.epilogue,
+          static_cast<C*>(other.data)};
 }
 
 template <typename C>
@@ -319,7 +347,6 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
   const auto* a = static_cast<const BFloat16*>(args.a.data);
   const auto* b = static_cast<const BFloat16*>(args.b.data);
   const Index b_stride = args.b.strides[0];
-  const Index c_stride = args.c.strides[0];
   widen(context, wide_a, a, args.a.shape[0], args.a.shape[1], args.a.strides[0]);
   if (args.bias.data != nullptr)
     widen(context, bias, static_cast<const BFloat16*>(args.bias.data), 1, n, n);
@@ -329,15 +356,13 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
       widen(context, wide_b, b + column * b_stride, columns, k, b_stride);
     else
       widen(context, wide_b, b + column, k, columns, b_stride);
-    C* c = product.c + column;
-    const C* addend = product.addend == nullptr ? nullptr : product.addend + column;
     float* out = sums;
     Index out_stride = columns;
-    const float* wide_addend = nullptr;
+    const float* addend = nullptr;
     if constexpr (direct) {
-      out = c;
-      out_stride = c_stride;
-      wide_addend = addend;
+      out = product.c + column;
+      out_stride = product.c_stride;
+      if (product.addend != nullptr) addend = product.addend + column;
     }
     multiply<float>(context, {{wide_a, args.a.shape[1], args.transpose_a},
                               {wide_b, args.transpose_b ? k : columns, args.transpose_b},
@@ -347,10 +372,9 @@ void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index
                               columns,
                               k,
                               args.bias.data != nullptr ? bias + column : nullptr,
-                              wide_addend,
+                              addend,
                               product.addend_stride});
-    if constexpr (!direct)
-      narrow(context, c, sums, m, columns, c_stride, addend, product.addend_stride);
+    if constexpr (!direct) round_part(context, product, {0, column, m, columns}, sums);
   }
 }
 
@@ -397,11 +421,11 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
   float* const wide_b = wide_a + m * k;
   float* const sums = wide_b + n * k;
   const auto* const a = static_cast<const BFloat16*>(args.a.data);
-  auto* const c = static_cast<BFloat16*>(args.c.view.data);
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
-    if (multiplied_by_library(context, group_product<BFloat16, BFloat16>(args, i, group))) continue;
+    const auto product = group_product<BFloat16, BFloat16>(args, i, group);
+    if (multiplied_by_library(context, product)) continue;
     const Index columns = args.b[i].shape[1];
     widen(context, wide_a, a + group.begin * k, group.rows(), k, k);
     widen(context, wide_b, static_cast<const BFloat16*>(args.b[i].data), args.b[i].shape[0],
@@ -416,8 +440,7 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
                               nullptr,
                               nullptr,
                               0});
-    BFloat16* const out = c + group.begin * n;
-    narrow(context, out, sums, group.rows(), n, n, args.c.accumulate ? out : nullptr, n);
+    round_part(context, product, {0, 0, group.rows(), n}, sums);
   }
 }
 
