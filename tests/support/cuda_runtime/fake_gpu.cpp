@@ -262,6 +262,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   return answer("cublasLtCreate") == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                  : CUBLAS_STATUS_NOT_INITIALIZED;
 }
+std::size_t cublasLtGetVersion() { return 130100; }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 const char* cublasLtGetStatusString(cublasStatus_t) { return "CUBLAS_STATUS_NOT_INITIALIZED"; }
 
