@@ -104,7 +104,7 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
   model_->set_recompute(nn::parse_recompute(config_.train.recompute));
   context_->set_deterministic(config_.train.deterministic == "on");
   tunes_ = context_->device().type == DeviceType::CUDA && !tuned_products_file(config_).empty();
-  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, is_zero());
+  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, false);
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
   if (is_zero() && context_->device().type == DeviceType::CUDA) {
@@ -395,6 +395,7 @@ int Rank::train(StopSignal& stop) {
   };
   // Run the evaluation that the previous process skipped when a signal stopped it.
   if (state_.step > 0 && !state_.val_loss && evaluation_due()) signal = evaluate(stop);
+  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, is_zero());
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();
