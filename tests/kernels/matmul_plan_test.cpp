@@ -226,7 +226,7 @@ TEST_CASE("the fastest kernel is used after use(), also by a product that accumu
   const auto timed = products.take();
   REQUIRE(timed.size() == 1);
   const auto& [name, entry] = *timed.begin();
-  CHECK(name == "8x32x16 NN bf16 to bf16 strides 16 32 32 aligned 256 256 256");
+  CHECK(name == "8x32x16 NN bf16 to bf16 strides 16 32 32 32 aligned 256 256 256 256");
   CHECK(entry.algorithm == "02" + std::string(126, '0'));
   CHECK(entry.workspace_bytes == 2000);
   CHECK(entry.microseconds == 3000);
@@ -235,6 +235,10 @@ TEST_CASE("the fastest kernel is used after use(), also by a product that accumu
   CHECK(products.run() == 2);
   CHECK(products.run(true) == 2);
   CHECK(products.take().empty());
+  Matmul adds = products.product();
+  adds.residual = Products::view(8, 64).narrow(1, 0, 32);  // can be repeated
+  cuda::matmul(*products.context, adds);
+  REQUIRE(products.take().size() == 1);
   products.tuning().use({{"Fake H100, cuBLASLt 13.0.0", timed}}, false);
   CHECK(products.run() == 1);
 }
