@@ -12,6 +12,7 @@
 namespace tessera {
 
 class Context;
+class ProductTuning;
 
 /// A device other than the CPU: memory, kernels and one stream of work. Implemented by a plugin, a
 /// shared library loaded on demand, so that programs start where the device's libraries are
@@ -37,6 +38,9 @@ class DeviceBackend {
   /// Queues a kernel. `args` points to the valid argument struct of the kernel's family.
   /// @return false if the backend has no such kernel
   virtual bool run_kernel(std::string_view name, Context& context, const void* args) = 0;
+
+  /// Choice of a library's kernels for matrix products.
+  virtual ProductTuning& product_tuning() = 0;
 
   /// Queues a copy to the device; the source may change as soon as the call returns. Waits for the
   /// device only when its staging buffers are full.
@@ -78,6 +82,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Version of the interface between program and plugin.
-inline constexpr int kPluginVersion = 12;
+inline constexpr int kPluginVersion = 13;
 
 }  // namespace tessera

@@ -87,6 +87,72 @@ TEST_CASE("a run on a device is reproducible bit for bit, also when interrupted"
   }
 }
 
+TEST_CASE("products are tuned in the first step; all ranks, and later runs, use the same kernels") {
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
+  const std::string file = dir.file("tuned.json");
+  const Arguments on_three = {"--train.device=cuda", "--nproc=3"};
+  const Arguments tuned = joined(on_three, {"--train.tuned_products=" + file});
+  const auto run = [&](const std::string& out, int steps, const Arguments& words) {
+    const auto result = run_to(0, joined(train(golden, dir.file(out), steps), words), kFibers);
+    return std::pair(read_metrics(dir.file(out)).steps, result.err);
+  };
+  const auto [untuned, silent] = run("named-first", 2, on_three);
+  CHECK(!holds(silent, "matrix product"));
+
+  // Another GPU's entries stay in the file.
+  dir.write("tuned.json", R"({"format": "tessera-tuned-products", "version": 1, "gpus": {"other": {
+    "a": {"algorithm": "00", "workspace_bytes": 0, "microseconds": 1}}}})");
+  const auto [first, notes] = run("first", 2, tuned);
+  CHECK(holds(notes, " matrix products and added them to " + file));
+  CHECK(first[0] == untuned[0]);
+  CHECK(first[1] != untuned[1]);
+  const std::string text = dir.read("tuned.json");
+  const auto gpus = nlohmann::json::parse(text).at("gpus");
+  CHECK(gpus.at("other").at("a").at("algorithm") == "00");
+  const auto& entries = gpus.at("fibers on the host, version 1");
+  CHECK(entries.size() > 5);
+  for (const auto& entry : entries) CHECK(entry.at("algorithm") == "01");
+
+  // With all entries nothing is timed, and the first step uses them, on all ranks.
+  const auto [second, nothing] = run("second", 1, tuned);
+  CHECK(!holds(nothing, "matrix product"));
+  CHECK(second[0] != untuned[0]);
+  run("resumed", 1, on_three);
+  CHECK(run("resumed", 2, tuned).first == first);
+  CHECK(dir.read("tuned.json") == text);
+
+  // An algorithm that the library refuses is timed again.
+  std::string refused = text;
+  refused.replace(refused.find("\"01\""), 4, "\"02\"");
+  dir.write("tuned.json", refused);
+  CHECK(holds(run("third", 1, tuned).second, "tuned 1 matrix product and added it to "));
+  CHECK(dir.read("tuned.json") == text);
+
+  run("not-deterministic", 1, {"--train.device=cuda", "--train.deterministic=off"});
+  CHECK(
+      nlohmann::json::parse(dir.read("not-deterministic/tuned_products.json")).at("gpus").size() ==
+      1);
+}
+
+TEST_CASE("a file of tuned products that can't be used ends a run before the first step") {
+  const TempDir dir;
+  const auto golden = load_golden("gpt2-odd");
+  const auto words = [&](const std::string& file) {
+    return joined(train(golden, dir.file("run"), 1), {"--train.tuned_products=" + file});
+  };
+  const std::string damaged = dir.write("damaged.json", "{}");
+  const auto refused =
+      run_to(2, joined(words(damaged), {"--train.device=cuda", "--nproc=3"}), kFibers);
+  CHECK(holds(refused.err, damaged + ": "));
+  CHECK(holds(refused.err, "no valid file of tuned products"));
+  const auto homeless =
+      run_to(3, joined(words(dir.file("no/a.json")), {"--train.device=cuda"}), kFibers);
+  CHECK(holds(homeless.err, "train.tuned_products: cannot write a file in " + dir.file("no")));
+  const auto on_cpu = run_to(0, joined(words(damaged), {"--train.device=cpu"}));
+  CHECK(holds(on_cpu.err, "note: train.tuned_products has no effect on the CPU"));
+}
+
 namespace {
 
 Variables limited(std::int64_t bytes) {

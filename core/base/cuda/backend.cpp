@@ -184,6 +184,10 @@ CudaBackend::CudaBackend(int index) : index_(checked_device(index)) {
   require<Unsupported>(has_pools != 0, "cuda:{} ({}) has no memory pools, which tessera needs",
                        index_, properties_.name);
   cublas_lt_ = std::make_unique<CublasLt>();
+  const std::size_t version = cublasLtGetVersion();
+  product_tuning_ = std::make_unique<ProductTuning>(
+      fmt::format("{}, cuBLASLt {}.{}.{}", properties_.name, version / 10000, version / 100 % 100,
+                  version % 100));
   stream_ = std::make_unique<Stream>();
   allocator_ = std::make_unique<DeviceAllocator>(index_, stream_->get());
   host_allocator_ = std::make_unique<PinnedAllocator>(index_);

@@ -12,6 +12,7 @@
 #include "core/base/cuda/handles.h"
 #include "core/base/device_backend.h"
 #include "core/base/plugin_kernels.h"
+#include "core/base/product_tuning.h"
 #include "core/base/system_memory.h"
 
 namespace tessera {
@@ -59,6 +60,7 @@ class CudaBackend final : public DeviceBackend {
   Allocator& allocator() override;
   Allocator& host_allocator() override { return *host_allocator_; }
   bool run_kernel(std::string_view name, Context& context, const void* args) override;
+  ProductTuning& product_tuning() override { return *product_tuning_; }
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void synchronize() override;
@@ -92,6 +94,7 @@ class CudaBackend final : public DeviceBackend {
   std::unique_ptr<Allocator> allocator_;
   std::unique_ptr<Allocator> host_allocator_;
   std::unique_ptr<CublasLt> cublas_lt_;
+  std::unique_ptr<ProductTuning> product_tuning_;
   // Buffers for copies to the device, used in turn.
   struct Staging {
     std::unique_ptr<PinnedBuffer> memory;

@@ -243,6 +243,16 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (status == cudaSuccess) stream->add([=] { std::memcpy(to, from, bytes); });
   return status;
 }
+cudaError_t cudaMemset2DAsync(void* data, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream) {
+  const cudaError_t status = answer("cudaMemset2DAsync");
+  if (status == cudaSuccess)
+    stream->add([=] {
+      for (size_t row = 0; row < height; ++row)
+        std::memset(static_cast<std::byte*>(data) + row * pitch, value, width);
+    });
+  return status;
+}
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
   const cudaError_t status = answer("cudaFuncSetAttribute");
@@ -262,6 +272,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   return answer("cublasLtCreate") == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                  : CUBLAS_STATUS_NOT_INITIALIZED;
 }
+std::size_t cublasLtGetVersion() { return 130100; }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 const char* cublasLtGetStatusString(cublasStatus_t) { return "CUBLAS_STATUS_NOT_INITIALIZED"; }
 

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "core/base/plugin_kernels.h"
+#include "core/base/product_tuning.h"
 #include "core/base/system_memory.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/launch.h"
@@ -81,6 +82,8 @@ class Backend final : public DeviceBackend {
     return kernels_.run(name, context, args);
   }
 
+  ProductTuning& product_tuning() override { return product_tuning_; }
+
   void copy_from_host(void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
@@ -114,6 +117,7 @@ class Backend final : public DeviceBackend {
   LimitedAllocator allocator_;
   std::unique_ptr<Allocator> host_allocator_ = make_cpu_allocator();
   PluginKernels kernels_;
+  ProductTuning product_tuning_{"fibers on the host, version 1"};
 };
 
 }  // namespace

@@ -56,6 +56,7 @@ struct Config {
     std::int64_t threads = 0;  ///< per rank; 0: the processors divided by the ranks of this host
     std::string memory_check = "refuse";
     std::string deterministic = "on";
+    std::string tuned_products;     ///< file; empty: see tuned_products_file()
     std::int64_t memory_limit = 0;  ///< bytes of a rank on the CPU; 0: no limit
     std::int64_t log_every = 10;
     std::string profile;

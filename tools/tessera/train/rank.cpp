@@ -16,6 +16,7 @@
 #include "core/base/device_backend.h"
 #include "core/base/fault_point.h"
 #include "core/base/memory.h"
+#include "core/base/product_tuning.h"
 #include "core/base/thread_pool.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
@@ -25,6 +26,7 @@
 #include "tools/tessera/train/summary.h"
 #include "train/fault_line.h"
 #include "train/tensorboard.h"
+#include "train/tuned_products.h"
 
 namespace tessera::tools {
 namespace {
@@ -101,6 +103,8 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
                                                   loader_options(config_));
   model_->set_recompute(nn::parse_recompute(config_.train.recompute));
   context_->set_deterministic(config_.train.deterministic == "on");
+  tunes_ = context_->device().type == DeviceType::CUDA && !tuned_products_file(config_).empty();
+  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, false);
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
   if (is_zero() && context_->device().type == DeviceType::CUDA) {
@@ -357,6 +361,31 @@ void Rank::show_progress(StopSignal& stop) const {
                     state_.step);
 }
 
+// After the first step of this process: all ranks use the kernels that rank 0 has timed in it.
+void Rank::agree_on_products() {
+  if (!std::exchange(tunes_, false)) return;
+  ProductTuning& tuning = context_->backend().product_tuning();
+  const TunedProducts timed = tuning.take_timed();
+  const std::string text =
+      coordinator_.exchange("tuned products", is_zero() ? train::format_tuned_products(timed) : "")
+          .front();
+  merge(setup_.tuned_products, train::parse_tuned_products(text, "rank 0's tuned products"));
+  tuning.use(setup_.tuned_products, false);
+  if (timed.empty()) return;
+  const fs::path file = tuned_products_file(config_);
+  const std::size_t count = timed.begin()->second.size();
+  try {
+    train::add_tuned_products(file, timed);
+    note(fmt::format("tuned {} matrix product{} and added {} to {}", count, count == 1 ? "" : "s",
+                     count == 1 ? "it" : "them", file.string()));
+  } catch (const std::exception& error) {
+    note(fmt::format(
+        "warning: {} tuned matrix products are not written, and a resumed run will time "
+        "them again: {}",
+        count, error.what()));
+  }
+}
+
 int Rank::train(StopSignal& stop) {
   const std::int64_t tokens = config_.train.global_batch * config_.model.seq_len;
   int signal = 0;
@@ -366,6 +395,7 @@ int Rank::train(StopSignal& stop) {
   };
   // Run the evaluation that the previous process skipped when a signal stopped it.
   if (state_.step > 0 && !state_.val_loss && evaluation_due()) signal = evaluate(stop);
+  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, is_zero());
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();
@@ -376,6 +406,7 @@ int Rank::train(StopSignal& stop) {
     const double seconds = seconds_since(step_started);
     status_->worked(seconds -
                     static_cast<double>(communicator_.waited_ns() - waited_before) * 1e-9);
+    agree_on_products();
     if (is_zero()) {
       const train::StepMetrics metrics{
           .step = state_.step,

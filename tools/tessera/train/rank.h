@@ -70,6 +70,7 @@ class Rank {
   }
   bool due(std::int64_t every) const { return every > 0 && state_.step % every == 0; }
   int train(StopSignal& stop);
+  void agree_on_products();
   void show_progress(StopSignal& stop) const;
   void save();
   void report_saves();
@@ -106,6 +107,7 @@ class Rank {
   std::unique_ptr<ProgressLine> progress_;
   std::unique_ptr<Trace> trace_;
   bool traced_ = false;  // a profile was written
+  bool tunes_ = false;   // tuned products are not agreed yet
   bool reported_full_disk_ = false;
   std::int64_t evaluated_step_ = -1, saved_step_ = -1, compared_step_ = -1;
   double mfu_per_rate_ = 0;  // MFU at one token per second; 0: not known

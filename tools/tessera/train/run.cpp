@@ -37,6 +37,7 @@
 #include "tools/tessera/train/run_directory.h"
 #include "tools/tessera/train/setup.h"
 #include "train/fault_line.h"
+#include "train/tuned_products.h"
 
 namespace tessera::tools {
 namespace {
@@ -271,12 +272,24 @@ int train(Config config, const comm::LaunchEnvironment& environment, comm::RankG
         });
     recorder = flight.open();
     group.communicator->set_recorder(recorder);
+    const bool on_gpu = context->device().type == DeviceType::CUDA;
+    const fs::path tuned = on_gpu ? tuned_products_file(config) : fs::path();
+    const std::string tuned_text =
+        tuned.empty()
+            ? std::string()
+            : decide_on_rank_zero(
+                  *group.store, fmt::format("tuned products/{}", attempt), environment.rank,
+                  timeout,
+                  [&] { return train::format_tuned_products(train::open_tuned_products(tuned)); });
     RunSetup setup = set_up(config, environment.world_size,
                             resume.empty() ? std::nullopt : std::optional<fs::path>(resume));
+    if (!tuned.empty())
+      setup.tuned_products = train::parse_tuned_products(tuned_text, tuned.string());
+    if (!on_gpu && !config.train.tuned_products.empty())
+      setup.notes.push_back("note: train.tuned_products has no effect on the CPU");
     require_head_dim(setup.model, context->device(), "--train.device cpu");
     for (std::string& note : start_notes(group, chosen, *recorder))
       setup.notes.push_back(std::move(note));
-    const bool on_gpu = context->device().type == DeviceType::CUDA;
     for (std::string& note :
          advice(setup.config, make_model(setup.config, setup.model)->parameter_count(),
                 !setup.resume && !setup.init_from && !setup.adapters,

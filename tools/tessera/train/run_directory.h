@@ -15,6 +15,7 @@ namespace tessera::tools {
 ///   checkpoints/   see io/FORMAT.md
 ///   logs/          one file per rank
 ///   flight/        one record per rank, see comm/flight_recorder.h
+///   tuned_products.json  see train/tuned_products.h, with train.deterministic off
 ///   loss.svg       loss curve, written at the end
 ///   .lock          host and pid of the lock's holder
 ///   tokenizer/     copied from model.init_from, for exports

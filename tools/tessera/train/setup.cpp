@@ -480,6 +480,12 @@ nlohmann::ordered_json to_json(const io::PackingReport& report) {
           {"unlocated", report.unlocated}};
 }
 
+fs::path tuned_products_file(const Config& config) {
+  if (!config.train.tuned_products.empty()) return config.train.tuned_products;
+  if (config.train.deterministic == "on") return {};
+  return fs::path(config.run.out) / "tuned_products.json";
+}
+
 std::int64_t prompt_tokens(const RunSetup& setup) {
   const std::string& prompt = setup.config.train.sample_prompt;
   if (prompt.empty()) return 0;

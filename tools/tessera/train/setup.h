@@ -8,6 +8,7 @@
 
 #include "comm/sharding/shard_spec.h"
 #include "core/base/device.h"
+#include "core/base/product_tuning.h"
 #include "core/optim/optimizer.h"
 #include "io/checkpoint/reader.h"
 #include "io/data/dataset.h"
@@ -37,11 +38,15 @@ struct RunSetup {
   std::unique_ptr<io::TensorSource> adapters;  ///< initial LoRA adapters; null: new ones
   train::TrainerState state;                   ///< zeros for a new run
   train::LoadPlan load;                        ///< tensors to load
+  TunedProducts tuned_products;                ///< of tuned_products_file()
   std::vector<std::string> notes;              ///< shown before the first step
 };
 
 /// For machines: PackingReport by the names of its fields.
 nlohmann::ordered_json to_json(const io::PackingReport& report);
+
+/// File that keeps the choice of kernels for matrix products on GPUs; empty: they are not tuned.
+std::filesystem::path tuned_products_file(const Config& config);
 
 /// Number of tokens of train.sample_prompt.
 std::int64_t prompt_tokens(const RunSetup& setup);
