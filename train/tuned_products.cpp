@@ -89,8 +89,7 @@ TunedProducts parse_tuned_products(const std::string& text, const std::string& s
   } catch (const CorruptCheckpoint& error) {
     throw InvalidArgument(
         "{}; this is no valid file of tuned products: remove it to time them again, or name "
-        "another "
-        "--train.tuned_products",
+        "another --train.tuned_products",
         error.what());
   }
 }

@@ -64,8 +64,9 @@ Tensor add(const Tensor& a, const Tensor& b) {
     const auto& context = common_context("add", {&a, &b});
     check_computes("add", "a", a);
     check_dtype("add", "b", b, a.dtype());
-    y = Tensor::empty(context, a.shape(), a.dtype(), MemoryCategory::Activations, "add");
-    kernels::add(*context, a.view(), b.view(), y.view());
+    y = autograd::result(context, a.shape(), a.dtype(), "add", [a, b](const TensorView& to) {
+      kernels::add(*a.context(), a.view(), b.view(), to);
+    });
   } else {
     y = binary("add", BinaryKind::Add, a, b);
   }
@@ -227,10 +228,11 @@ Tensor dropout(const Tensor& x, float p, std::uint64_t place) {
   require(!x.shape().empty(), "dropout: x must have a batch dim, got shape {}", x.shape());
   if (p == 0.0F || x.numel() == 0) return x;
 
-  Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, "dropout");
   const RngStep* const rng = context->rng_step();
   const auto sample_elements = static_cast<std::uint64_t>(x.numel() / x.dim(0));
-  kernels::dropout(*context, {x.view(), {y.view(), false, true}, p, rng, place, sample_elements});
+  Tensor y = autograd::result(context, x.shape(), x.dtype(), "dropout", [=](const TensorView& to) {
+    kernels::dropout(*x.context(), {x.view(), {to, false, true}, p, rng, place, sample_elements});
+  });
 
   if (autograd::needs_grad({&x})) {
     const auto backward = [=](const Tensor& grad_y, autograd::InputGradients& into) {

@@ -137,6 +137,8 @@ TEST_CASE("running again leaves out the last product, unless something reads it"
   CHECK(products(linear) == 2);
   CHECK(products([&](const Tensor& x) { return linear(ops::gelu(linear(x))); }) == 4 + 1);
   CHECK(products([&](const Tensor& x) { return ops::gelu(linear(x)); }) == 2 + 1);
+  CHECK(products([&](const Tensor& x) { return ops::add(x, ops::dropout(linear(x), 0.5F, 0)); }) ==
+        2);
   CHECK(products([&](const Tensor& x) { return ops::reshape(linear(x), {8, 16}); }) == 2);
   CHECK(products([&](const Tensor& x) { return recompute(linear, recompute(linear, x)); }) ==
         4 + 1);

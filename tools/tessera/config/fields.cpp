@@ -91,13 +91,12 @@ std::vector<Field> make_fields() {
            {"stop", "skip"}),
       text(KEY(train.deterministic),
            "off: on a GPU, gradients of attention are faster, and matrix products are tuned; "
-           "losses may "
-           "differ from run to run in the last bits",
+           "losses may differ from run to run in the last bits",
            {"on", "off"}),
-      text(KEY(train.tuned_products),
-           "on GPUs: a file of cuBLASLt's fastest kernels; the first step times those that it "
-           "lacks, and "
-           "adds them; with deterministic off by default tuned_products.json in run.out"),
+      text(
+          KEY(train.tuned_products),
+          "on GPUs: a file of cuBLASLt's fastest kernels; the first step times those that it "
+          "lacks, and adds them; with deterministic off by default tuned_products.json in run.out"),
       text(KEY(train.recompute),
            "recompute in backward instead of keeping: none, mlp (the inside of MLPs), block (all "
            "but "

@@ -91,8 +91,7 @@ void print_text(const Options& options, const Findings& found) {
   const auto verdict = [&](bool good, const std::string& text) {
     return paint(style, good ? Tone::Good : Tone::Bad, good ? "ok" : "FAILED") + "  " + text;
   };
-  std::string gpu_verdict =
-      "models train on the CPU, many times slower; train.tuned_products has no effect";
+  std::string gpu_verdict = "models train on the CPU, many times slower";
   if (!gpus.descriptions.empty()) {
     gpu_verdict = gpus.healthy() ? fmt::format("{}", fmt::join(gpus.notes, "; "))
                                  : verdict(false, gpus.problem);
