@@ -65,6 +65,31 @@ void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, I
                                head.stride, count - i, dim, scale);
 }
 
+struct Sizes {
+  Index batch, queries, keys, heads, kv_heads, dim;
+  Index padded_keys, padded_dim;
+  Index group() const { return heads / kv_heads; }
+};
+template <typename T>
+Sizes sizes_of(const TensorView& q, const TensorView& k) {
+  return {q.shape[0],
+          q.shape[1],
+          k.shape[1],
+          q.shape[2],
+          k.shape[2],
+          q.shape[3],
+          round_up(k.shape[1], kKeys),
+          round_up(q.shape[3], kLanes<T>)};
+}
+
+/// Transposed keys or values of a head, as tiles [dim, kKeys]: rows as long as all keys would lie at
+/// distances that share few sets of the cache. The tile of key i begins at i * dim.
+template <typename T, typename E>
+void copy_key_tiles(T* tiles, Head<const E> head, const Sizes& s) {
+  for (Index key = 0; key < s.padded_keys; key += kKeys)
+    copy_columns<T, E>(tiles + key * s.dim, kKeys, head, key, s.keys - key, kKeys, s.dim, T(1));
+}
+
 template <typename T, typename E>
 void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile, Index tile_stride,
                 bool accumulate) {
@@ -98,23 +123,6 @@ class Scratch {
   Index used_ = 0;
 };
 
-struct Sizes {
-  Index batch, queries, keys, heads, kv_heads, dim;
-  Index padded_keys, padded_dim;
-  Index group() const { return heads / kv_heads; }
-};
-template <typename T>
-Sizes sizes_of(const TensorView& q, const TensorView& k) {
-  return {q.shape[0],
-          q.shape[1],
-          k.shape[1],
-          q.shape[2],
-          k.shape[2],
-          q.shape[3],
-          round_up(k.shape[1], kKeys),
-          round_up(q.shape[3], kLanes<T>)};
-}
-
 /// Runs body(first, last, scratch) on equal ranges of n items, one per thread.
 template <typename Layout, typename T = typename Layout::Element, typename Body>
 void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* owner, Body&& body) {
@@ -134,49 +142,62 @@ struct ForwardScratch : Scratch<T> {
   using Element = T;
   ForwardScratch(T* begin, const Sizes& s)
       : Scratch<T>(begin),
-        k_transposed(this->take(s.dim * s.padded_keys)),
+        k_tiles(this->take(s.dim * s.padded_keys)),
         v(this->take(s.padded_keys * s.padded_dim)),
         q_transposed(this->take(s.dim * kQueries)),
         scores(this->take(kQueries * kKeys)),
         out(this->take(kQueries * s.padded_dim)),
         max(this->take(kQueries)),
-        sum(this->take(kQueries)) {}
-  T *k_transposed, *v, *q_transposed, *scores, *out, *max, *sum;
+        new_max(this->take(kQueries)),
+        factor(this->take(kQueries)),
+        sum(this->take(kQueries * kLanes<T>)) {}
+  T *k_tiles, *v, *q_transposed, *scores, *out;
+  T *max, *new_max, *factor;  // of each row; factor: for sums of earlier tiles
+  T* sum;                     // of each row, in lanes
 };
 
-/// e^x, or 0 for x < -80, where later products would be denormal and thus slow. Lanes from
-/// `visible` on are 0.
+/// e^x for x up to 80, or 0 below -80, where later products would be denormal and thus slow.
 template <typename T>
-inline Vector<T> masked_exp(Vector<T> x, std::int32_t visible) {
-  const Vector<T> e = x < T(-80) ? Vector<T>{} : exp(x);
-  return kLaneNumbers<T> < visible ? e : Vector<T>{};
+inline Vector<T> exp_or_zero(Vector<T> x) {
+  return x < T(-80) ? Vector<T>{} : exp_in_range(x);
 }
 
-/// Replaces the first `visible` scores of a row by exp(score - max), the others by 0, and updates
-/// the running maximum and sum. Returns the factor by which to multiply sums of earlier tiles.
-/// Computes whole vectors with a mask, because a causal row rarely ends at the end of a vector, and
-/// a scalar loop over the remainder would take longer than the vector loop.
-template <typename T>
-T online_softmax_row(T* scores, std::int32_t visible, std::int32_t width, T& max, T& sum) {
-  constexpr int kWidth = kLanes<T>;
-  Vector<T> largest = Vector<T>{} + max;
-  for (std::int32_t j = 0; j < visible; j += kWidth) {
-    const Vector<T> score = load_vector<T>(scores + j);
-    largest = ((kLaneNumbers<T> < visible - j) & (score > largest)) ? score : largest;
-  }
-  const T tile_max = horizontal_max<T>(largest);
-  Vector<T> sums{};
+/// Calls f(j, vector of scores j, mask) for the vectors that hold the first `visible` scores. Whole
+/// vectors come without a mask; in the last one a mask hides the rest, because a scalar loop over it
+/// would take longer than the vector loop.
+template <typename T, typename F>
+inline void for_each_vector(const T* scores, std::int32_t visible, F&& f) {
   std::int32_t j = 0;
-  for (; j < visible; j += kWidth) {
-    const Vector<T> e = masked_exp<T>(load_vector<T>(scores + j) - tile_max, visible - j);
+  for (; j + kLanes<T> <= visible; j += kLanes<T>)
+    f(j, load_vector<T>(scores + j), std::false_type{});
+  if (j < visible) f(j, load_vector<T>(scores + j), std::true_type{});
+}
+
+/// The largest of `least` and the first `visible` scores.
+template <typename T>
+inline T largest_score(const T* scores, std::int32_t visible, T least) {
+  Vector<T> largest = Vector<T>{} + least;
+  for_each_vector(scores, visible, [&](std::int32_t j, Vector<T> score, auto masked) {
+    const Vector<T> larger = score > largest ? score : largest;
+    largest = masked() ? (kLaneNumbers<T> < visible - j ? larger : largest) : larger;
+  });
+  return horizontal_max<T>(largest);
+}
+
+/// Replaces the first `visible` scores by exp(score - max), and the others by 0.
+/// @return their sum, in lanes
+template <typename T>
+inline Vector<T> exp_row(T* scores, std::int32_t visible, std::int32_t width, T max) {
+  Vector<T> sums{};
+  for_each_vector(scores, visible, [&](std::int32_t j, Vector<T> score, auto masked) {
+    Vector<T> e = exp_or_zero<T>(score - max);
+    if (masked()) e = kLaneNumbers<T> < visible - j ? e : Vector<T>{};
     store_vector(scores + j, e);
     sums += e;
-  }
-  for (; j < width; j += kWidth) store_vector(scores + j, Vector<T>{});
-  const T factor = max == tile_max ? T(1) : exp(max - tile_max);
-  max = tile_max;
-  sum = sum * factor + horizontal_sum<T>(sums);
-  return factor;
+  });
+  for (Index j = round_up(visible, kLanes<T>); j < width; j += kLanes<T>)
+    store_vector(scores + j, Vector<T>{});
+  return sums;
 }
 
 /// row *= factor; `width` is a multiple of kLanes<T>, as is the width of every tile.
@@ -186,39 +207,56 @@ inline void scale_row(T* row, Index width, T factor) {
     store_vector(row + d, load_vector<T>(row + d) * factor);
 }
 
+/// Raises the maxima of rows to those of a tile of scores, and sets the factors of earlier sums.
+/// @param visible  of each row, the length of the prefix that holds the visible scores
+template <typename T>
+void raise_maxima(const ForwardScratch<T>& s, const std::int32_t* visible, Index rows) {
+  for (Index i = 0; i < rows; ++i)
+    s.new_max[i] = largest_score(s.scores + i * kKeys, visible[i], s.max[i]);
+  for (Index i = 0; i < rows; i += kLanes<T>) {
+    const Vector<T> before = load_vector<T>(s.max + i), now = load_vector<T>(s.new_max + i);
+    store_vector(s.factor + i, before == now ? Vector<T>{} + T(1) : exp_or_zero<T>(before - now));
+    store_vector(s.max + i, now);
+  }
+}
+
 /// Computes s.out, s.max and s.sum of a tile of queries over all keys that they see.
 template <typename T, typename Scores>
 void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, const Scores& variant,
                   Index first) {
   const Index count = std::min(kQueries, sizes.queries - first);
-  const Index rows = round_up(count, kTileRows);
-  std::fill_n(s.out, rows * sizes.padded_dim, T(0));
-  std::fill_n(s.max, kQueries, -std::numeric_limits<T>::infinity());
-  std::fill_n(s.sum, kQueries, T(0));
+  const Index rows = round_up(count, kTileRows), width = sizes.padded_dim;
+  std::fill_n(s.out, rows * width, T(0));
+  for (T* const maxima : {s.max, s.new_max})
+    std::fill_n(maxima, kQueries, -std::numeric_limits<T>::infinity());
+  std::fill_n(s.sum, kQueries * kLanes<T>, T(0));
   const Index seen = variant.end_key(first, count);
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
-    const Index width = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
-    if (variant.skips(first, count, key, width)) continue;
-    tile_product<T>(rows, width, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
-                    sizes.padded_keys, s.scores, kKeys, false);
+    const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
+    if (variant.skips(first, count, key, columns)) continue;
+    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries},
+                    s.k_tiles + key * sizes.dim, kKeys, s.scores, kKeys, false);
+    std::int32_t visible[kQueries];
+    for (Index i = 0; i < rows; ++i)
+      visible[i] = static_cast<std::int32_t>(
+          variant.prepare(s.scores + i * kKeys, first + std::min(i, count - 1), key, columns));
+    raise_maxima(s, visible, rows);
     for (Index i = 0; i < rows; ++i) {
-      T* scores = s.scores + i * kKeys;
-      const Index row = first + std::min(i, count - 1);
-      const Index visible = variant.prepare(scores, row, key, width);
-      if (visible == 0) {
-        std::fill_n(scores, width, T(0));
-        continue;
-      }
-      const T factor = online_softmax_row(scores, static_cast<std::int32_t>(visible),
-                                          static_cast<std::int32_t>(width), s.max[i], s.sum[i]);
-      if (key != 0 && factor != T(1))
-        scale_row(s.out + i * sizes.padded_dim, sizes.padded_dim, factor);
+      const Vector<T> sum =
+          exp_row(s.scores + i * kKeys, visible[i], static_cast<std::int32_t>(columns), s.max[i]);
+      const T factor = s.factor[i];
+      T* const lanes = s.sum + i * kLanes<T>;
+      store_vector(lanes, load_vector<T>(lanes) * factor + sum);
+      if (factor != T(1)) scale_row(s.out + i * width, width, factor);
     }
-    tile_product<T>(rows, sizes.padded_dim, width, {s.scores, kKeys, 1},
-                    s.v + key * sizes.padded_dim, sizes.padded_dim, s.out, sizes.padded_dim, true);
+    tile_product<T>(rows, width, columns, {s.scores, kKeys, 1}, s.v + key * width, width, s.out,
+                    width, true);
   }
-  for (Index i = 0; i < rows; ++i)
-    scale_row(s.out + i * sizes.padded_dim, sizes.padded_dim, 1 / s.sum[i]);
+  for (Index i = 0; i < rows; ++i) {
+    T* const lanes = s.sum + i * kLanes<T>;
+    lanes[0] = horizontal_sum<T>(load_vector<T>(lanes));
+    scale_row(s.out + i * width, width, 1 / lanes[0]);
+  }
 }
 
 template <typename E, typename Scores>
@@ -235,9 +273,7 @@ void forward(Context& context, const AttentionForward& args) {
           const Scores variant(args.variant, batch, sizes.queries, sizes.keys);
           if (item == begin || head % sizes.group() == 0) {
             const Index kv = head / sizes.group();
-            copy_columns<T, E>(s.k_transposed, sizes.padded_keys,
-                               head_of<const E>(args.k, batch, kv), 0, sizes.keys,
-                               sizes.padded_keys, sizes.dim, T(1));
+            copy_key_tiles<T, E>(s.k_tiles, head_of<const E>(args.k, batch, kv), sizes);
             copy_rows<T, E>(s.v, sizes.padded_dim, head_of<const E>(args.v, batch, kv), 0,
                             sizes.keys, sizes.padded_keys, sizes.dim);
           }
@@ -250,7 +286,8 @@ void forward(Context& context, const AttentionForward& args) {
                              sizes.padded_dim, false);
             if (log_sum_exp != nullptr)
               for (Index i = 0; i < count; ++i)
-                log_sum_exp[item * sizes.queries + first + i] = s.max[i] + std::log(s.sum[i]);
+                log_sum_exp[item * sizes.queries + first + i] =
+                    s.max[i] + std::log(s.sum[i * kLanes<T>]);
           }
         }
       });
@@ -261,8 +298,8 @@ struct BackwardScratch : Scratch<T> {
   using Element = T;
   BackwardScratch(T* begin, const Sizes& s)
       : Scratch<T>(begin),
-        k_transposed(this->take(s.dim * s.padded_keys)),
-        v_transposed(this->take(s.dim * s.padded_keys)),
+        k_tiles(this->take(s.dim * s.padded_keys)),
+        v_tiles(this->take(s.dim * s.padded_keys)),
         k(this->take(s.padded_keys * s.padded_dim)),
         grad_k(this->take(s.padded_keys * s.padded_dim)),
         grad_v(this->take(s.padded_keys * s.padded_dim)),
@@ -274,7 +311,7 @@ struct BackwardScratch : Scratch<T> {
         probabilities(this->take(kQueries * kKeys)),
         grad_scores(this->take(kQueries * kKeys)),
         delta(this->take(kQueries)) {}
-  T *k_transposed, *v_transposed, *k, *grad_k, *grad_v;
+  T *k_tiles, *v_tiles, *k, *grad_k, *grad_v;
   T *q_transposed, *grad_out_transposed, *q, *grad_out, *grad_q;
   T *probabilities, *grad_scores, *delta;
 };
@@ -291,10 +328,10 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
     const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
     if (variant.skips(first, count, key, columns)) continue;
-    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries}, s.k_transposed + key,
-                    sizes.padded_keys, s.probabilities, kKeys, false);
+    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries},
+                    s.k_tiles + key * sizes.dim, kKeys, s.probabilities, kKeys, false);
     tile_product<T>(rows, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
-                    s.v_transposed + key, sizes.padded_keys, s.grad_scores, kKeys, false);
+                    s.v_tiles + key * sizes.dim, kKeys, s.grad_scores, kKeys, false);
     for (Index i = 0; i < rows; ++i) {
       T* p = s.probabilities + i * kKeys;
       T* g = s.grad_scores + i * kKeys;
@@ -304,7 +341,8 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores
       const T delta = s.delta[i];
       for (std::int32_t j = 0; j < columns; j += kLanes<T>) {
         const Vector<T> score = load_vector<T>(p + j);
-        const Vector<T> e = masked_exp<T>(score - shift, visible - j);
+        Vector<T> e = exp_or_zero<T>(score - shift);
+        if (j + kLanes < T >> visible) e = kLaneNumbers<T> < visible - j ? e : Vector<T>{};
         Vector<T> gradient = e * (load_vector<T>(g + j) - delta) * scale;
         if constexpr (Scores::kCaps) gradient = variant.template before_cap<T>(gradient, score, e);
         store_vector(p + j, e);
@@ -364,10 +402,8 @@ void backward(Context& context, const AttentionBackward& args) {
           const Index kv = item % sizes.kv_heads;
           const auto k = head_of<const E>(args.k, batch, kv);
           const auto v = head_of<const E>(args.v, batch, kv);
-          copy_columns<T, E>(s.k_transposed, sizes.padded_keys, k, 0, sizes.keys, sizes.padded_keys,
-                             sizes.dim, T(1));
-          copy_columns<T, E>(s.v_transposed, sizes.padded_keys, v, 0, sizes.keys, sizes.padded_keys,
-                             sizes.dim, T(1));
+          copy_key_tiles<T, E>(s.k_tiles, k, sizes);
+          copy_key_tiles<T, E>(s.v_tiles, v, sizes);
           copy_rows<T, E>(s.k, sizes.padded_dim, k, 0, sizes.keys, sizes.padded_keys, sizes.dim);
           std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
           std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));

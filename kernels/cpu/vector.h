@@ -105,11 +105,9 @@ inline T horizontal_max(Vector<T> v) {
   return reduce<T>(v, [](Vector<T> a, Vector<T> b) { return a > b ? a : b; });
 }
 
-/// exp() of vector_math.h for vectors.
-inline Vector<float> exp(Vector<float> x) {
+/// exp() of vector_math.h for vectors, with x in [-87, 88] or NaN.
+inline Vector<float> exp_in_range(Vector<float> x) {
   using Bits = IndexVector<float>;
-  x = x < -87.0F ? Vector<float>{} - 87.0F : x;
-  x = x > 88.0F ? Vector<float>{} + 88.0F : x;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const Vector<float> shifted = x * 1.44269504088896341F + kRound;
   const Vector<float> n = shifted - kRound;
@@ -125,9 +123,14 @@ inline Vector<float> exp(Vector<float> x) {
   const Bits power = (exponent + 127) << 23;
   return p * std::bit_cast<Vector<float>>(power);
 }
-inline Vector<double> exp(Vector<double> x) {
+inline Vector<double> exp_in_range(Vector<double> x) {
   for (int i = 0; i < kLanes<double>; ++i) x[i] = exp(x[i]);
   return x;
+}
+/// The same for any x: results saturate near 1e-38 and 3e38.
+inline Vector<float> exp(Vector<float> x) {
+  x = x < -87.0F ? Vector<float>{} - 87.0F : x;
+  return exp_in_range(x > 88.0F ? Vector<float>{} + 88.0F : x);
 }
 
 /// tanh x, relative error below 3e-7; NaN stays NaN. A polynomial near 0 (Cephes' tanhf
