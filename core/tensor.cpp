@@ -255,7 +255,8 @@ void Tensor::zero_grad() {
 }
 
 const std::shared_ptr<Context>& common_context(std::string_view operation,
-                                               std::initializer_list<const Tensor*> tensors) {
+                                               std::initializer_list<const Tensor*> tensors,
+                                               bool reads) {
   const std::shared_ptr<Context>* first = nullptr;
   for (const Tensor* tensor : tensors) {
     if (!tensor->defined()) continue;
@@ -268,6 +269,9 @@ const std::shared_ptr<Context>& common_context(std::string_view operation,
         operation, (*first)->device().str(), context->device().str());
   }
   require(first != nullptr, "{}: needs a defined tensor, got none", operation);
+  for (const Tensor* tensor : tensors)
+    if (reads && tensor->defined() && tensor->storage()->owned_supplier() != nullptr)
+      (void)tensor->view();
   return *first;
 }
 

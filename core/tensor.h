@@ -116,9 +116,12 @@ class Tensor {
   std::shared_ptr<TensorImpl> impl_;
 };
 
-/// The context that all defined tensors share.
+/// The context that all defined tensors share. For operations, before they allocate their result: it
+/// also computes late results among the tensors (autograd::result).
+/// @param reads  false: leaves them late
 /// @throws InvalidArgument naming the operation if contexts differ
 const std::shared_ptr<Context>& common_context(std::string_view operation,
-                                               std::initializer_list<const Tensor*> tensors);
+                                               std::initializer_list<const Tensor*> tensors,
+                                               bool reads = true);
 
 }  // namespace tessera

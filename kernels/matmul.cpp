@@ -42,6 +42,9 @@ bool fused(Context& context, const Matmul& args) {
 }  // namespace
 
 void matmul(Context& context, const Matmul& args) {
+  require<InternalError>(
+      !args.residual.defined() || (!args.accumulate && args.epilogue == Epilogue::None),
+      "matmul: a residual with accumulate or an epilogue");
   const bool on_cpu = context.target().type == DeviceType::CPU;
   if (args.epilogue == Epilogue::None || on_cpu) return product(context, args);
   if (fused(context, args)) return;

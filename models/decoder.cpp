@@ -129,15 +129,16 @@ std::array<Tensor, 3> DecoderBlock::operator()(const Tensor& x, nn::KvCache* cac
     h.sum = ops::add(x, branch);
     h.y = h.sum;
   }
-  // What follows the last product keeps it from adding the residual.
-  const bool adds_last = experts_ || post_mlp_norm_ || mlp_dropout_.is_active();
-  const Tensor residual = adds_last ? Tensor() : h.sum;
+  // The last product adds the residual, unless something else follows it.
+  const bool adds_apart = experts_ || post_mlp_norm_ || mlp_dropout_.is_active();
+  const Tensor residual = adds_apart ? Tensor() : h.sum;
   nn::Experts::Result mlp;
   if (experts_)
     mlp = (*experts_)(h.y);
   else
     mlp.y = mlp_ ? (*mlp_)(h.y, residual) : (*gated_mlp_)(h.y, residual);
-  const Tensor y = adds_last ? ops::add(h.sum, mlp_dropout_(normed(post_mlp_norm_, mlp.y))) : mlp.y;
+  const Tensor y =
+      adds_apart ? ops::add(h.sum, mlp_dropout_(normed(post_mlp_norm_, mlp.y))) : mlp.y;
   return balance ? std::array{y, mlp.probabilities, mlp.counts} : std::array{y, Tensor(), Tensor()};
 }
 

@@ -1,11 +1,16 @@
 #include "train/tuned_products.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "comm/control/socket.h"
 #include "core/base/error.h"
 #include "io/base/file.h"
 #include "io/base/json.h"
@@ -41,11 +46,25 @@ TunedProduct parse_tuned_product(const io::JsonReader& json) {
   return result;
 }
 
-void require_writable(const fs::path& file) {
+// A file that is there may have every product: adding to it tells whether it can be written.
+void require_readable_or_writable(const fs::path& file) {
   io::require_replaceable(file);
+  if (io::is_there(file)) return;
   const fs::path folder = fs::absolute(file).parent_path();
   require<IoError>(::access(folder.c_str(), W_OK | X_OK) == 0, "cannot write a file in {}: {}",
                    folder.string(), std::strerror(errno));
+}
+
+/// Locks a folder against other writers of its file, for seconds at most. A file system without locks
+/// holds none.
+comm::FileDescriptor lock_folder(const fs::path& folder) {
+  comm::FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (int left = 200;
+       lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
+    require<IoError>(--left > 0, "another process holds the lock of {}", folder.string());
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  }
+  return lock;
 }
 
 }  // namespace
@@ -96,7 +115,7 @@ TunedProducts parse_tuned_products(const std::string& text, const std::string& s
 
 TunedProducts open_tuned_products(const fs::path& file) {
   try {
-    require_writable(file);
+    require_readable_or_writable(file);
     if (!io::is_there(file)) return {};
     return parse_tuned_products(io::read_file(file, kMostTunedBytes), file.string());
   } catch (const CorruptCheckpoint& error) {  // longer than that
@@ -107,6 +126,7 @@ TunedProducts open_tuned_products(const fs::path& file) {
 }
 
 void add_tuned_products(const fs::path& file, const TunedProducts& newer) {
+  const comm::FileDescriptor lock = lock_folder(fs::absolute(file).parent_path());
   TunedProducts all = open_tuned_products(file);
   merge(all, newer);
   const std::string text = format_tuned_products(all);

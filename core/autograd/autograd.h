@@ -127,12 +127,20 @@ class ScopeGuard {
   std::shared_ptr<Scope> before_;
 };
 
-/// A dense tensor, an activation, for the result of an operation, with its contents written by `compute`: at
-/// once, or, while backward runs a recomputed function again, when they are first read. Those of the
-/// function's last operation never are, so it costs neither time nor memory.
-/// @param compute  keeps what it reads: it may run at the end of the recomputed function, or never
+/// When the result of an operation is computed late, while backward runs a recomputed function again.
+enum class Late : std::uint8_t {
+  Always,       ///< products
+  IfAnInputIs,  ///< cheap operations, which often follow a function's last product
+};
+
+/// A dense tensor for the result of an operation, written by `compute`: at once, or late, when its
+/// contents are first read. Often nobody reads the result of a recomputed function's last operation, which
+/// then costs neither time nor memory.
+/// @param inputs  what compute reads: checked for in-place changes, as by SavedTensor
+/// @param compute  may run during backward
 Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
-              std::string_view owner, std::function<void(const TensorView&)> compute);
+              std::string_view operation, const std::vector<Tensor>& inputs,
+              std::function<void(const TensorView&)> compute, Late late = Late::Always);
 
 /// y = function(inputs) without saved tensors: backward runs the function again, with the same
 /// random numbers.

@@ -39,20 +39,40 @@ class RecomputingGuard {
 // Computes a tensor when it is first read.
 class LateResult final : public StorageSupplier {
  public:
-  LateResult(const TensorView& view, std::function<void(const TensorView&)> compute)
-      : view_(view), compute_(std::move(compute)) {}
+  LateResult(const TensorView& view, std::string_view operation, const std::vector<Tensor>& inputs,
+             std::function<void(const TensorView&)> compute, int depth)
+      : depth(depth), view_(view), operation_(operation), compute_(std::move(compute)) {
+    for (const Tensor& input : inputs)
+      if (input.defined()) inputs_.emplace_back(input);
+  }
 
   void supply(Storage& storage) override {
+    for (const SavedTensor& input : inputs_) (void)input.get(operation_).view();
     storage.materialize();
-    storage.drop_owned_supplier();
     view_.data = storage.data();
-    compute_(view_);
+    try {
+      compute_(view_);
+    } catch (...) {
+      storage.release();
+      throw;
+    }
   }
+
+  const int depth;  // number of late results that one read computes
 
  private:
   TensorView view_;
+  std::string operation_;
+  std::vector<SavedTensor> inputs_;
   std::function<void(const TensorView&)> compute_;
 };
+
+// 0: not late.
+int late_depth(const Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const auto* const late = dynamic_cast<const LateResult*>(tensor.storage()->owned_supplier());
+  return late == nullptr ? 0 : late->depth;
+}
 
 void run_again(const Function& function, std::span<const SavedTensor> saved,
                std::span<const Tensor> grads, InputGradients& into) {
@@ -86,11 +106,14 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
             "recompute: the function gave {} {} in forward and {} {} when run again",
             grads[i].shape(), grads[i].dtype(), y.shape(), y.dtype());
     if (!y.requires_grad()) continue;
-    y.storage()->drop_owned_supplier();
     roots.push_back(y);
     seeds.push_back(grads[i]);
   }
   results.clear();
+  // A late result that only this function holds stays unread, and may drop its inputs. The last first,
+  // because it may hold others.
+  for (auto root = roots.rbegin(); root != roots.rend(); ++root)
+    if (root->storage().use_count() == 1) root->storage()->drop_owned_supplier();
   if (!roots.empty()) run_backward(roots, seeds, oldest);
   for (std::size_t i = 0; i < places.size(); ++i)
     if (places[i] && !leaves[i].impl()->has_grad) kernels::fill(*context, places[i].view, 0.0);
@@ -99,16 +122,26 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
 }  // namespace
 
 Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
-              std::string_view owner, std::function<void(const TensorView&)> compute) {
-  if (!context->is_recomputing()) {
-    Tensor y = Tensor::empty(context, shape, dtype, MemoryCategory::Activations, owner);
+              std::string_view operation, const std::vector<Tensor>& inputs,
+              std::function<void(const TensorView&)> compute, Late late) {
+  constexpr int kMostDepth = 3;  // a product, dropout, an addition
+  int before = 0;
+  if (context->is_recomputing())
+    for (const Tensor& input : inputs) before = std::max(before, late_depth(input));
+  const bool is_late =
+      context->is_recomputing() && before < kMostDepth && (late == Late::Always || before > 0);
+  if (!is_late) {
+    for (const Tensor& input : inputs)
+      if (late_depth(input) > 0) (void)input.view();  // before the result takes memory
+    Tensor y = Tensor::empty(context, shape, dtype, MemoryCategory::Activations, operation);
     compute(y.view());
     return y;
   }
   const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * dtype_size(dtype);
-  auto storage = Storage::reserve(context, bytes, MemoryCategory::Activations, owner);
+  auto storage = Storage::reserve(context, bytes, MemoryCategory::Activations, operation);
   const TensorView view{nullptr, dtype, shape, contiguous_strides(shape), context->device()};
-  storage->own_supplier(std::make_shared<LateResult>(view, std::move(compute)));
+  storage->own_supplier(
+      std::make_shared<LateResult>(view, operation, inputs, std::move(compute), before + 1));
   return Tensor::window(std::move(storage), 0, shape, dtype);
 }
 

@@ -45,11 +45,11 @@ bool from_hex(const std::string& hex, std::span<std::byte> bytes) {
   return true;
 }
 
-void ProductTuning::use(const TunedProducts& all, bool times) {
+void ProductTuning::use(const TunedProducts& all, double seconds) {
   const auto found = all.find(gpu_);
   in_use_ = found == all.end() ? Entries() : found->second;
   timed_.clear();
-  times_ = times;
+  seconds_left_ = seconds;
   ++generation_;
 }
 

@@ -46,8 +46,8 @@ class ProductTuning {
   explicit ProductTuning(std::string gpu) : gpu_(std::move(gpu)) {}
 
   /// Uses the entries of this GPU, in place of earlier ones; drops results that were not taken.
-  /// @param times  time products without an entry in their next use
-  void use(const TunedProducts& all, bool times);
+  /// @param seconds  for timing products without an entry in their next use; 0: they are not timed
+  void use(const TunedProducts& all, double seconds);
   /// Changes with each use().
   int generation() const { return generation_; }
 
@@ -57,8 +57,10 @@ class ProductTuning {
                            const std::function<bool(const TunedProduct&)>& accepts);
   /// Whether a product is to be timed.
   bool is_to_time(const std::string& product) const {
-    return times_ && !in_use_.contains(product) && !timed_.contains(product);
+    return seconds_left_ > 0 && !in_use_.contains(product) && !timed_.contains(product);
   }
+  /// Counts time that timing took. @return whether some is left
+  bool spend(double seconds) { return (seconds_left_ -= seconds) > 0; }
   /// Keeps a result for take_timed(), if there is one. It is not used before the next use().
   void add(const std::string& product, const std::optional<TunedProduct>& result);
   /// Compares a product that has an epilogue with the plain product and then a kernel of
@@ -74,7 +76,7 @@ class ProductTuning {
 
   const std::string gpu_;
   Entries in_use_, timed_;
-  bool times_ = false;
+  double seconds_left_ = 0;
   int generation_ = 0;
 };
 

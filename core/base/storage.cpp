@@ -85,8 +85,8 @@ void Storage::drop_owned_supplier() {
 }
 
 void Storage::supply() {
-  const std::shared_ptr<StorageSupplier> owned = owned_supplier_;  // may drop itself
   if (supplier_ != nullptr) supplier_->supply(*this);
+  drop_owned_supplier();
   require<InternalError>(available_, "memory of {} ({}) was read after its release",
                          entry_ != nullptr ? entry_->owner : "a wrapped buffer",
                          format_bytes(static_cast<std::int64_t>(bytes_)));

@@ -59,9 +59,10 @@ class Storage {
   /// Sets who makes the contents available when data() is called without them; must outlive the
   /// storage or be reset to null.
   void set_supplier(StorageSupplier* supplier) { supplier_ = supplier; }
-  /// The same with a supplier that the storage owns.
+  /// The same with a supplier that the storage owns until it has supplied the contents, once.
   void own_supplier(std::shared_ptr<StorageSupplier> supplier);
-  /// Frees a supplier that the storage owns: nobody will read the contents.
+  StorageSupplier* owned_supplier() const { return owned_supplier_.get(); }
+  /// Frees it. Contents that are not available then stay so.
   void drop_owned_supplier();
   /// Marks the contents of a materialized storage as incomplete, or complete again.
   void set_available(bool available) { available_ = materialized_ && available; }

@@ -61,12 +61,13 @@ void pass_term(InputGradients& into, int i, const Shape& shape, BinaryKind kind,
 Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y;
   if (a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous()) {
-    const auto& context = common_context("add", {&a, &b});
+    const auto& context = common_context("add", {&a, &b}, false);
     check_computes("add", "a", a);
     check_dtype("add", "b", b, a.dtype());
-    y = autograd::result(context, a.shape(), a.dtype(), "add", [a, b](const TensorView& to) {
-      kernels::add(*a.context(), a.view(), b.view(), to);
-    });
+    y = autograd::result(
+        context, a.shape(), a.dtype(), "add", {a, b},
+        [a, b](const TensorView& to) { kernels::add(*a.context(), a.view(), b.view(), to); },
+        autograd::Late::IfAnInputIs);
   } else {
     y = binary("add", BinaryKind::Add, a, b);
   }
@@ -221,7 +222,7 @@ Tensor cast(const Tensor& x, DType dtype) {
 }
 
 Tensor dropout(const Tensor& x, float p, std::uint64_t place) {
-  const auto& context = common_context("dropout", {&x});
+  const auto& context = common_context("dropout", {&x}, false);
   check_computes("dropout", "x", x);
   check_contiguous("dropout", "x", x);
   require(p >= 0.0F && p < 1.0F, "dropout: p must be in [0, 1), got {}", p);
@@ -230,9 +231,13 @@ Tensor dropout(const Tensor& x, float p, std::uint64_t place) {
 
   const RngStep* const rng = context->rng_step();
   const auto sample_elements = static_cast<std::uint64_t>(x.numel() / x.dim(0));
-  Tensor y = autograd::result(context, x.shape(), x.dtype(), "dropout", [=](const TensorView& to) {
-    kernels::dropout(*x.context(), {x.view(), {to, false, true}, p, rng, place, sample_elements});
-  });
+  Tensor y = autograd::result(
+      context, x.shape(), x.dtype(), "dropout", {x},
+      [=](const TensorView& to) {
+        kernels::dropout(*x.context(),
+                         {x.view(), {to, false, true}, p, rng, place, sample_elements});
+      },
+      autograd::Late::IfAnInputIs);
 
   if (autograd::needs_grad({&x})) {
     const auto backward = [=](const Tensor& grad_y, autograd::InputGradients& into) {

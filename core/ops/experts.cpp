@@ -109,12 +109,10 @@ Tensor collect_rows(const Tensor& rows, const Tensor& weights, const Grouping& g
   require(weights.numel() == rows.dim(0) && grouping.place.numel() == rows.dim(0),
           "{}: rows {}, weights {} and a grouping of {} pairs don't match", kName, rows.shape(),
           weights.shape(), grouping.place.numel());
-  Tensor y = autograd::result(context, {weights.dim(0), rows.dim(1)}, rows.dtype(), kName,
-                              [rows, weights, place = grouping.place](const TensorView& to) {
-                                kernels::collect_rows(
-                                    *rows.context(),
-                                    {rows.view(), place.view(), weights.view(), {to, false, true}});
-                              });
+  Tensor y = Tensor::empty(context, {weights.dim(0), rows.dim(1)}, rows.dtype(),
+                           MemoryCategory::Activations, kName);
+  kernels::collect_rows(
+      *context, {rows.view(), grouping.place.view(), weights.view(), {y.view(), false, true}});
 
   if (autograd::needs_grad({&rows, &weights})) {
     const auto backward = [saved_rows = SavedTensor(rows), saved_weights = SavedTensor(weights),

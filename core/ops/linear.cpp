@@ -110,7 +110,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
   const Shape shape = with_last(x.shape(), out);
   check_residual(kName, residual, x.dtype(), shape);
 
-  Tensor y = autograd::result(context, shape, x.dtype(), kName,
+  std::vector<Tensor> inputs{x, weight, bias, residual};
+  for (const LowRankTerm& term : terms) inputs.insert(inputs.end(), {term.h, term.b});
+  Tensor y = autograd::result(context, shape, x.dtype(), kName, inputs,
                               [x, weight, bias, terms, residual, out_in](const TensorView& to) {
                                 Context& ctx = *x.context();
                                 kernels::matmul(ctx, layer_product(as_rows(x.view()), weight, bias,
@@ -120,8 +122,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
                                                         columns_of(to, term), false, true, true});
                               });
 
-  std::vector<Tensor> inputs{x, weight, bias, residual};
-  for (const LowRankTerm& term : terms) inputs.insert(inputs.end(), {term.h, term.b});
   const auto wants = [&](const Tensor& t) { return autograd::needs_grad({&t}); };
   if (std::any_of(inputs.begin(), inputs.end(), wants)) {
     // The gradient of weight needs x, and that of x needs weight.
@@ -183,7 +183,7 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
 
   const Shape shape = with_last(x.shape(), out);
   check_residual(kName, residual, x.dtype(), shape);
-  Tensor y = autograd::result(context, shape, x.dtype(), kName,
+  Tensor y = autograd::result(context, shape, x.dtype(), kName, {x, weight, bias, residual},
                               [x, weight, bias, residual, gated, out_in](const TensorView& to) {
                                 const Tensor h = gated(x);
                                 kernels::matmul(*x.context(),
@@ -227,7 +227,8 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       common_context(kName, {&x, &fc_weight, &fc_bias, &proj_weight, &proj_bias, &residual});
   const bool out_in = layout == WeightLayout::OutIn;
   check_rows(kName, "x", x);
-  const auto [in, hidden] = check_layer(kName, "fc_", fc_weight, fc_bias, x.dtype(), out_in);
+  const Widths fc_widths = check_layer(kName, "fc_", fc_weight, fc_bias, x.dtype(), out_in);
+  const std::int64_t in = fc_widths.in, hidden = fc_widths.out;
   check_input(kName, x, "fc_weight", fc_weight, in, out_in);
   const auto [proj_in, out] =
       check_layer(kName, "proj_", proj_weight, proj_bias, x.dtype(), out_in);
@@ -249,13 +250,13 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
   fc.epilogue = kernels::Epilogue::Gelu;
   if (pre.defined()) fc.pre = as_rows(pre.view());
   kernels::matmul(*context, fc);
-  Tensor y =
-      autograd::result(context, shape, x.dtype(), kName,
-                       [activated, proj_weight, proj_bias, residual, out_in](const TensorView& to) {
-                         kernels::matmul(*activated.context(),
-                                         layer_product(as_rows(activated.view()), proj_weight,
-                                                       proj_bias, as_rows(to), out_in, residual));
-                       });
+  Tensor y = autograd::result(
+      context, shape, x.dtype(), kName, {activated, proj_weight, proj_bias, residual},
+      [activated, proj_weight, proj_bias, residual, out_in](const TensorView& to) {
+        kernels::matmul(*activated.context(),
+                        layer_product(as_rows(activated.view()), proj_weight, proj_bias,
+                                      as_rows(to), out_in, residual));
+      });
 
   if (grad_reaches_fc || autograd::needs_grad({&proj_weight, &proj_bias, &residual})) {
     SavedTensor saved_x, saved_fc, saved_pre, saved_activated, saved_proj;

@@ -6,7 +6,7 @@
 namespace tessera::ops {
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
-  common_context("reshape", {&x});
+  common_context("reshape", {&x}, false);
   check_contiguous("reshape", "x", x);
   require(numel(shape) == x.numel(), "reshape: x of shape {} has {} elements, shape {} has {}",
           x.shape(), x.numel(), shape, numel(shape));

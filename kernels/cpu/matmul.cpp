@@ -103,8 +103,9 @@ struct Product {
   const T* bias;
   const C* addend;
   Index addend_stride;
-  Epilogue epilogue = Epilogue::None;
-  C* other = nullptr;  // Gelu: gelu(c); GeluGradient: pre. [m, n], contiguous, as is c
+  Epilogue epilogue = Epilogue::None;  // with it, c and the next are [m, n], contiguous
+  C* gelu_result = nullptr;            // Gelu: written; c is its input and may be the same
+  const C* gelu_input = nullptr;       // GeluGradient
 
   /// One part per thread, because a library packs all of one operand anew for each part.
   Parts parts(Context& context) const {
@@ -113,7 +114,7 @@ struct Product {
   }
 };
 
-/// Whether a product begins with the bias in c; else oneDNN adds it.
+/// Whether the bias is in what the product is added to; in bf16 it is added with the product.
 template <typename T>
 constexpr bool kStartsWithBias = !std::is_same_v<T, BFloat16>;
 
@@ -146,12 +147,11 @@ template <typename T, typename C>
 void finish(const Product<T, C>& p, const Part& part) {
   if (p.epilogue == Epilogue::None) return;
   for (Index row = part.row; row < part.row + part.rows; ++row) {
-    C* const c = p.c + row * p.n + part.column;
-    C* const other = p.other + row * p.n + part.column;
+    const Index at = row * p.n + part.column;
     if (p.epilogue == Epilogue::Gelu)
-      gelu(c, other, part.columns);
+      gelu(p.c + at, p.gelu_result + at, part.columns);
     else
-      gelu_gradient<false>(other, c, c, part.columns);
+      gelu_gradient<false>(p.gelu_input + at, p.c + at, p.c + at, part.columns);
   }
 }
 
@@ -316,7 +316,6 @@ Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
   const TensorView& addend = args.accumulate ? args.c : args.residual;
   const bool keeps_pre = args.epilogue == Epilogue::Gelu && args.pre.defined();
   const TensorView& c = keeps_pre ? args.pre : args.c;
-  const TensorView& other = args.epilogue == Epilogue::Gelu ? args.c : args.pre;
   return {{static_cast<const T*>(args.a.data), args.a.strides[0], args.transpose_a},
           {static_cast<const T*>(args.b.data), args.b.strides[0], args.transpose_b},
           static_cast<C*>(c.data),
@@ -328,7 +327,8 @@ Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
           static_cast<const C*>(addend.data),
           addend.defined() ? addend.strides[0] : 0,
           args.epilogue,
-          static_cast<C*>(other.data)};
+          static_cast<C*>(args.c.data),
+          static_cast<const C*>(args.pre.data)};
 }
 
 template <typename C>

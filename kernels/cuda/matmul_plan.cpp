@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <chrono>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -149,8 +150,10 @@ void MatmulPlan::select(CudaBackend& backend, const MatmulKey& key) {
     return tuned_.has_value();
   });
   if (entry != nullptr) apart_ = entry->apart;
-  if (!key.accumulate && tuning.is_to_time(name_))
+  if (!key.accumulate && tuning.is_to_time(name_)) {
     candidates_ = find_algorithms(handle, key, kMostCandidates);
+    why_not_.clear();  // there is first_
+  }
 }
 
 std::optional<MatmulPlan::Candidate> MatmulPlan::accepted(cublasLtHandle_t handle,
@@ -240,12 +243,20 @@ void MatmulPlan::time(CudaBackend& backend, const Matmul& args, void* workspace)
     kernels.push_back({to_hex(std::as_bytes(std::span(candidate.algorithm.data))),
                        static_cast<std::int64_t>(candidate.workspace_bytes)});
   const auto stream = static_cast<cudaStream_t>(backend.stream());
-  const auto time_one = [&](std::size_t i) {
-    return microseconds_of(stream, [&] {
+  ProductTuning& tuning = backend.product_tuning();
+  bool time_is_left = true;
+  const auto time_one = [&](std::size_t i) -> std::optional<double> {
+    if (!time_is_left) return std::nullopt;
+    const auto began = std::chrono::steady_clock::now();
+    const std::optional<double> found = microseconds_of(stream, [&] {
       return multiply(backend, args, workspace, candidates_[i]) == CUBLAS_STATUS_SUCCESS;
     });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    time_is_left = tuning.spend(took.count());
+    return found;
   };
-  backend.product_tuning().add(name_, fastest(kernels, time_one));
+  const std::optional<TunedProduct> best = fastest(kernels, time_one);
+  if (time_is_left) tuning.add(name_, best);  // else not all were timed
   candidates_.clear();
 }
 

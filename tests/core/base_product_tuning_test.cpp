@@ -39,7 +39,7 @@ TEST_CASE("results are used when all ranks have them, not before") {
 
   const TunedProducts file = {{kGpu, {{"a", kernel("01", 3)}}},
                               {"other", {{"b", kernel("02", 3)}}}};
-  tuning.use(file, true);
+  tuning.use(file, 10);
   const int before = tuning.generation();
   CHECK_FALSE(tuning.is_to_time("a"));
   REQUIRE(tuning.find("a", accepts_all) != nullptr);
@@ -56,17 +56,23 @@ TEST_CASE("results are used when all ranks have them, not before") {
   TunedProducts all = file;
   merge(all, timed);
   CHECK(all.at("other") == file.at("other"));
-  tuning.use(all, false);
+  tuning.use(all, 0);
   CHECK(tuning.generation() != before);
   REQUIRE(tuning.find("b", accepts_all) != nullptr);
   CHECK_FALSE(tuning.is_to_time("c"));
   CHECK(tuning.take_timed().empty());
+
+  tuning.use({}, 10);
+  CHECK(tuning.spend(4));
+  CHECK(tuning.is_to_time("c"));
+  CHECK_FALSE(tuning.spend(7));
+  CHECK_FALSE(tuning.is_to_time("c"));
 }
 
 TEST_CASE("an algorithm that the library refuses is timed again") {
   ProductTuning tuning(kGpu);
   for (const bool times : {true, false}) {
-    tuning.use({{kGpu, {{"a", kernel("01", 3)}}}}, times);
+    tuning.use({{kGpu, {{"a", kernel("01", 3)}}}}, times ? 10 : 0);
     CHECK(tuning.find("a", [](const TunedProduct&) { return false; }) == nullptr);
     CHECK(tuning.find("a", accepts_all) == nullptr);
     CHECK(tuning.is_to_time("a") == times);
@@ -75,7 +81,7 @@ TEST_CASE("an algorithm that the library refuses is timed again") {
 
 TEST_CASE("an epilogue runs in a kernel of its own where that is faster, or the only way") {
   ProductTuning tuning(kGpu);
-  tuning.use({{kGpu, {{"plain", kernel("01", 10)}}}}, true);
+  tuning.use({{kGpu, {{"plain", kernel("01", 10)}}}}, 10);
   tuning.add("fused", kernel("02", 14));
   tuning.compare_apart("fused", "plain", 5);
   tuning.add("slow", kernel("03", 16));
@@ -86,7 +92,7 @@ TEST_CASE("an epilogue runs in a kernel of its own where that is faster, or the 
   const TunedProducts timed = tuning.take_timed();
   CHECK(timed ==
         TunedProducts{{kGpu, {{"fused", kernel("02", 14)}, {"slow", apart}, {"refused", apart}}}});
-  tuning.use(timed, false);
+  tuning.use(timed, 0);
   const auto refuse = [](const TunedProduct&) { return false; };
   REQUIRE(tuning.find("slow", refuse) != nullptr);  // has no algorithm to refuse
   CHECK(tuning.find("slow", refuse)->apart);

@@ -144,25 +144,84 @@ TEST_CASE("running again leaves out the last product, unless something reads it"
         4 + 1);
 }
 
-TEST_CASE("a last product that is also read, and one of several results, change no bit") {
-  const auto outcome = [](bool recomputes) {
-    const auto context = Context::create();
-    const Block block(context);
-    Tensor x = random_tensor(context, {4, 8}, DType::F32, 5).set_requires_grad(true);
-    const auto function = [&](std::span<const Tensor> in) {
-      const Tensor h =
-          ops::linear(in[0], block.weight, block.bias, ops::WeightLayout::OutIn, {}, in[0]);
-      const Tensor z = ops::linear(ops::gelu(h), block.weight, {});
-      return std::vector<Tensor>{h, ops::mul(h, h), z, ops::reshape(z, {8, 4})};
+TEST_CASE("late results that others need change no bit") {
+  using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+  const auto context = Context::create();
+  const Block block(context);
+  const auto linear = [&](const Tensor& x) { return ops::linear(x, block.weight, block.bias); };
+  const auto drop = [](const Tensor& x) { return ops::dropout(x, 0.4F, 7); };
+  const std::vector<Function> functions = {
+      [&](auto in) -> std::vector<Tensor> {  // the input of another late result, and a result
+        const Tensor h = linear(in[0]);
+        return {h, linear(h)};
+      },
+      [&](auto in) -> std::vector<Tensor> {
+        const Tensor h = linear(in[0]);
+        return {ops::reshape(h, {8, 4}), linear(h), ops::mul(h, h)};
+      },
+      [&](auto in) -> std::vector<Tensor> {
+        const Tensor h = linear(in[0]), dropped = drop(h);
+        return {dropped, ops::add(h, linear(ops::gelu(dropped)))};
+      },
+      [&](auto in) -> std::vector<Tensor> {  // read at the end of a long chain
+        Tensor sum = linear(in[0]);
+        for (int i = 0; i < 5; ++i) sum = ops::add(drop(linear(sum)), sum);
+        return {ops::gelu(sum), sum};
+      },
+      [&](auto in) -> std::vector<Tensor> {  // within another recomputed function
+        return {recompute(linear, ops::add(in[0], recompute(linear, in[0])))};
+      },
+      [&](auto in) -> std::vector<Tensor> {
+        return {ops::linear(in[0], block.weight, {}, ops::WeightLayout::OutIn,
+                            {{linear(in[0]), block.weight, 0}}, linear(in[0]))};
+      }};
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    CAPTURE(i);
+    const auto outcome = [&](bool recomputes) {
+      Tensor x = random_tensor(context, {4, 8}, DType::F32, 5).set_requires_grad(true);
+      Tensor weight = block.weight, bias = block.bias;
+      weight.zero_grad(), bias.zero_grad();
+      const std::vector<Tensor> in{recorded(x)};
+      const auto y = recomputes ? autograd::recompute(functions[i], in) : functions[i](in);
+      Tensor sum = ops::reshape(y[0], {4, 8});
+      for (std::size_t j = 1; j < y.size(); ++j) sum = ops::add(sum, y[j]);
+      autograd::backward(sum, random_tensor(context, {4, 8}, DType::F32, 6));
+      return std::vector{values_of(sum), values_of(x.grad()), values_of(weight.grad()),
+                         values_of(bias.grad())};
     };
-    const std::vector<Tensor> in{recorded(x)};
-    const auto y = recomputes ? autograd::recompute(function, in) : function(in);
-    const Tensor sum = ops::add(ops::add(y[0], y[1]), ops::add(y[2], ops::reshape(y[3], {4, 8})));
-    autograd::backward(sum, random_tensor(context, {4, 8}, DType::F32, 6));
-    return std::vector{values_of(sum), values_of(x.grad()), values_of(block.weight.grad()),
-                       values_of(block.bias.grad())};
+    CHECK(outcome(true) == outcome(false));
+  }
+}
+
+TEST_CASE("a late result takes no more memory than one at once, and fails as one does") {
+  const auto context = Context::create();
+  const auto peak = [&](int additions) {
+    const Block block(context);
+    Tensor x = random_tensor(context, {64, 8}, DType::F32, 5).set_requires_grad(true);
+    const auto function = [&](const Tensor& in) {
+      Tensor sum = ops::linear(in, block.weight, {});
+      for (int i = 0; i < additions; ++i) sum = ops::add(sum, in);
+      return ops::gelu(sum);
+    };
+    const Tensor y = recompute(function, x);
+    context->ledger().reset_peaks();
+    autograd::backward(y, Tensor::full(context, y.shape(), y.dtype(), 1.0));
+    return context->ledger().total().peak / static_cast<std::int64_t>(y.bytes());
   };
-  CHECK(outcome(true) == outcome(false));
+  CHECK(peak(40) <= peak(2) + 1);
+
+  // A change in place between an operation and the first reader of its result.
+  Tensor x = random_tensor(context, {4, 8}, DType::F32, 5).set_requires_grad(true);
+  const Tensor changed = random_tensor(context, {8, 8}, DType::F32, 6);
+  const Tensor y = recompute(
+      [&](const Tensor& in) {
+        const Tensor h = ops::linear(in, changed, {});
+        changed.storage()->bump_version();
+        return ops::mul(h, h);
+      },
+      x);
+  CHECK_THROWS_WITH_AS(autograd::backward(y, Tensor::full(context, y.shape(), y.dtype(), 1.0)),
+                       doctest::Contains("linear: a tensor of shape [8, 8]"), InvalidArgument);
 }
 
 TEST_CASE("recompute saves only the block's input") {

@@ -218,7 +218,7 @@ TEST_CASE("without tuning the kernel that cuBLASLt names first runs, and nothing
 
 TEST_CASE("the fastest kernel is used after use(), also by a product that accumulates") {
   const Products products;
-  products.tuning().use({}, true);
+  products.tuning().use({}, 10);
   CHECK(products.run(true) == 1);
   CHECK(products.take().empty());  // can't be repeated
   CHECK(products.run() == 1);
@@ -231,7 +231,7 @@ TEST_CASE("the fastest kernel is used after use(), also by a product that accumu
   CHECK(entry.workspace_bytes == 2000);
   CHECK(entry.microseconds == 3000);
 
-  products.tuning().use({{kGpu, timed}}, true);
+  products.tuning().use({{kGpu, timed}}, 10);
   CHECK(products.run() == 2);
   CHECK(products.run(true) == 2);
   CHECK(products.take().empty());
@@ -239,14 +239,14 @@ TEST_CASE("the fastest kernel is used after use(), also by a product that accumu
   adds.residual = Products::view(8, 64).narrow(1, 0, 32);  // can be repeated
   cuda::matmul(*products.context, adds);
   REQUIRE(products.take().size() == 1);
-  products.tuning().use({{"Fake H100, cuBLASLt 13.0.0", timed}}, false);
+  products.tuning().use({{"Fake H100, cuBLASLt 13.0.0", timed}}, 0);
   CHECK(products.run() == 1);
 }
 
 TEST_CASE(
     "a kernel that cuBLASLt refuses is replaced by the one that it names first, with a note") {
   const Products products;
-  products.tuning().use({}, true);
+  products.tuning().use({}, 10);
   products.run();
   auto timed = products.take();
   const std::string algorithm = timed.begin()->second.algorithm;
@@ -255,7 +255,7 @@ TEST_CASE(
   SUBCASE("for an algorithm of another size") { timed.begin()->second.algorithm = "02"; }
   SUBCASE("for its workspace") { timed.begin()->second.workspace_bytes = 1999; }
   products.context->backend().take_notes();
-  products.tuning().use({{kGpu, timed}}, false);
+  products.tuning().use({{kGpu, timed}}, 0);
   CHECK(products.run() == 1);
   const auto notes = products.context->backend().take_notes();
   REQUIRE(notes.size() == 1);
@@ -270,12 +270,12 @@ TEST_CASE("times decide whether GELU is fused, on any GPU") {
         CAPTURE(gelu_time);
         const Products products(major);
         lt.gelu_time = gelu_time;  // 3 of the fastest plain kernel and this, against 7
-        products.tuning().use({}, true);
+        products.tuning().use({}, 10);
         CHECK(products.run_fused(epilogue) ==
               (major == 9 ? 1 : 0));  // the rule of the architecture
         const auto timed = products.take();
         CHECK(timed.size() == 2);  // also of the plain product
-        products.tuning().use({{kGpu, timed}}, true);
+        products.tuning().use({{kGpu, timed}}, 10);
         CHECK(products.run_fused(epilogue) == (gelu_time == 5 ? 2 : 0));
         CHECK(products.run() == 2);
         CHECK(products.take().empty());
@@ -288,14 +288,14 @@ TEST_CASE("GELU runs apart where cuBLASLt fuses nothing, or TESSERA_EPILOGUES sa
   SUBCASE("no fused kernel") {
     const Products products;
     lt.has_fused = false;
-    products.tuning().use({}, true);
+    products.tuning().use({}, 10);
     CHECK(products.run_fused(Epilogue::Gelu) == 0);
     CHECK(products.take().empty());
   }
   SUBCASE("all fused kernels are refused when they run") {
     const Products products;
     lt.runs_fused = false;
-    products.tuning().use({}, true);
+    products.tuning().use({}, 10);
     CHECK(products.run_fused(Epilogue::Gelu) == 0);
     CHECK(products.take().size() == 2);
   }
@@ -303,7 +303,7 @@ TEST_CASE("GELU runs apart where cuBLASLt fuses nothing, or TESSERA_EPILOGUES sa
     ::setenv("TESSERA_EPILOGUES", "0", 1);
     const Products products;
     lt.gelu_time = 5;
-    products.tuning().use({}, true);
+    products.tuning().use({}, 10);
     CHECK(products.run_fused(Epilogue::Gelu) == 0);
     CHECK(products.take().empty());
     ::unsetenv("TESSERA_EPILOGUES");

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
 
 #include "core/base/error.h"
 #include "tests/support/check_throws.h"
@@ -81,6 +83,19 @@ TEST_CASE("new entries are added to a file, which keeps those of others") {
   newer.begin()->second["huge"] = {std::string(kMostTunedBytes, 'a'), 0, 1};
   CHECK_THROWS_HOLDING(IoError, "start a new file", add_tuned_products(file, newer));
   CHECK(open_tuned_products(file) == want);
+}
+
+TEST_CASE("several writers lose no entry") {
+  const TempDir dir;
+  const fs::path file = dir.file("tuned.json");
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 4; ++writer)
+    writers.emplace_back([&, writer] {
+      for (int i = 0; i < 5; ++i)
+        add_tuned_products(file, {{"gpu", {{fmt::format("{} {}", writer, i), {"01", 0, 1}}}}});
+    });
+  for (std::thread& writer : writers) writer.join();
+  CHECK(open_tuned_products(file).at("gpu").size() == 20);
 }
 
 TEST_CASE("a file of tuned products that can't be read or written is refused") {

@@ -104,7 +104,7 @@ Rank::Rank(RunSetup setup, const RankPlan& plan, const comm::LaunchEnvironment& 
   model_->set_recompute(nn::parse_recompute(config_.train.recompute));
   context_->set_deterministic(config_.train.deterministic == "on");
   tunes_ = context_->device().type == DeviceType::CUDA && !tuned_products_file(config_).empty();
-  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, false);
+  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, 0);
   if (setup_.dataset.tokenizer) state_.tokenizer = setup_.dataset.tokenizer->to_json();
   state_.config = to_json(config_).dump();
   if (is_zero() && context_->device().type == DeviceType::CUDA) {
@@ -370,7 +370,7 @@ void Rank::agree_on_products() {
       coordinator_.exchange("tuned products", is_zero() ? train::format_tuned_products(timed) : "")
           .front();
   merge(setup_.tuned_products, train::parse_tuned_products(text, "rank 0's tuned products"));
-  tuning.use(setup_.tuned_products, false);
+  tuning.use(setup_.tuned_products, 0);
   if (timed.empty()) return;
   const fs::path file = tuned_products_file(config_);
   const std::size_t count = timed.begin()->second.size();
@@ -395,7 +395,11 @@ int Rank::train(StopSignal& stop) {
   };
   // Run the evaluation that the previous process skipped when a signal stopped it.
   if (state_.step > 0 && !state_.val_loss && evaluation_due()) signal = evaluate(stop);
-  if (tunes_) context_->backend().product_tuning().use(setup_.tuned_products, is_zero());
+  if (tunes_) {
+    // The other ranks wait in a collective meanwhile.
+    const double seconds = is_zero() ? static_cast<double>(config_.comm.timeout) / 3 : 0;
+    context_->backend().product_tuning().use(setup_.tuned_products, seconds);
+  }
   while (state_.step < config_.train.steps && signal == 0) {
     const auto step_started = Clock::now();
     const std::int64_t waited_before = communicator_.waited_ns();

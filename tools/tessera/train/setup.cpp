@@ -480,10 +480,10 @@ nlohmann::ordered_json to_json(const io::PackingReport& report) {
           {"unlocated", report.unlocated}};
 }
 
-fs::path tuned_products_file(const Config& config) {
+std::filesystem::path tuned_products_file(const Config& config) {
   if (!config.train.tuned_products.empty()) return config.train.tuned_products;
   if (config.train.deterministic == "on") return {};
-  return fs::path(config.run.out) / "tuned_products.json";
+  return std::filesystem::path(config.run.out) / "tuned_products.json";
 }
 
 std::int64_t prompt_tokens(const RunSetup& setup) {
