@@ -16,7 +16,7 @@ struct TunedProduct {
   std::string algorithm;             ///< bytes that only the library reads, in hex; empty if apart
   std::int64_t workspace_bytes = 0;  ///< that the kernel needs
   double microseconds = 0;
-  /// Of a product with an epilogue: the plain product and a kernel for the epilogue are faster than
+  /// Splits a product with an epilogue: the plain product and a kernel for the epilogue are faster than
   /// one kernel for both. microseconds are of the two.
   bool apart = false;
   friend bool operator==(const TunedProduct&, const TunedProduct&) = default;

@@ -62,7 +62,7 @@ class Matrix {
   Buffer buffer_;
 };
 
-/// What a product is added to.
+/// Operand that a product is added to.
 enum class Added { Nothing, Result, Residual };
 constexpr Added kAdded[] = {Added::Nothing, Added::Result, Added::Residual};
 
