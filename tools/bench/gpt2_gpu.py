@@ -9,9 +9,10 @@ PyTorch (gpt2_torch.py) is compiled, with fused AdamW, once with autocast (float
 the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many weights, tessera pads by itself. FLOPs count 50257 for
 both.
 Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
-(2) tessera with gradients of attention that do not repeat to the bit, as PyTorch's do not, with its own attention instead of cuDNN's,
-and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round
-with float32 weights. Sizes of which not even one sequence fits are left out with a message.
+(2) tessera with gradients of attention that do not repeat to the bit, as PyTorch's do not, with products that it tunes in the first
+step, with its own attention instead of cuDNN's, and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside
+that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round with
+float32 weights. Sizes of which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
 MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
@@ -36,6 +37,7 @@ MODES = {"tessera bf16": ("tessera", "bf16"), "torch bf16": ("torch", "bf16"), "
 PAIRS = [("tessera bf16", "torch bf16"), ("tessera, bf16 weights", "torch bf16-true")]
 # tessera with library features switched off or on: (environment, plugin that must exist).
 VARIANTS = {"tessera, not deterministic": ({"TESSERA_TRAIN_DETERMINISTIC": "off"}, "libtessera_cudnn.so"),
+            "tessera, tuned products": ({"TESSERA_TRAIN_TUNED_PRODUCTS": "{folder}/tuned.json"}, "libtessera_cuda.so"),
             "tessera, own attention": ({"TESSERA_ATTENTION": "own"}, "libtessera_cudnn.so"),
             "tessera, GELU after products": ({"TESSERA_EPILOGUES": "0"}, "libtessera_cuda.so")}
 LAST = ["774M", "1558M"]  # sizes that run after the others, in less detail
@@ -266,6 +268,7 @@ class Bench:
             for name, (variables, plugin) in VARIANTS.items():
                 if not os.path.exists(f"{self.o.build}/bin/{plugin}"):
                     continue
+                variables = {key: value.format(folder=self.folder) for key, value in variables.items()}
                 result = self.tried(f"{name} {size}", lambda: self.tessera(size, batch, self.o.steps, variables))
                 if result is not None:
                     self.row(name, size, [result], "same micro-batch")
