@@ -116,7 +116,8 @@ class Bench:
         keys = {**self.keys(size, batch, 6), "train.precision": "bf16"}
         profile = f"{self.folder}/profile.json"
         ran = self.start(f"tessera {size}", train_command(self.o.build, {**keys, "train.profile": profile}))
-        plan = run([f"{self.o.build}/bin/tessera", "plan", "--json", "--time", "h100", *(f"--{k}={v}" for k, v in keys.items())], 60)
+        plan = self.start(f"tessera {size}", [f"{self.o.build}/bin/tessera", "plan", "--json", "--time", "h100",
+                                              *(f"--{k}={v}" for k, v in keys.items())])
         for what, program in (("its profile", ran), ("its plan", plan)):
             if program.code != 0:
                 raise Failed(f"tessera {size}, {what}", program)
