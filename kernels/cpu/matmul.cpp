@@ -2,6 +2,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <optional>
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/few_rows.h"
@@ -15,8 +16,9 @@
 // oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
 // time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
 // use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
-// them; elsewhere bf16 operands are widened to f32 panels, unless there are few rows (few_rows.h). Threads compute equal parts of the longer
-// side of c, cut at multiples of kCut, so that results repeat exactly for a given number of threads.
+// them; elsewhere bf16 operands are widened to f32 panels, unless there are few rows (few_rows.h).
+// Threads compute equal parts of the longer side of c, or of its rows, cut at fixed multiples, so that
+// results repeat exactly for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
@@ -24,6 +26,10 @@ namespace {
 using Index = std::int64_t;
 constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
 constexpr Index kRowsForLibrary = 96;  // of f32: Eigen multiplies fewer rows faster
+// oneDNN 2.6 has its AMX kernel for contiguous bf16 matrices only, in blocks of up to 64 rows; the one for
+// columns of larger matrices is slower (docs/cpu-performance.md).
+constexpr Index kDenseCut = 64;
+constexpr Index kDenseRows = 256;      // fewer would not pay for preparing all of b in each thread
 constexpr Index kPanelColumns = 2048;  // columns of b and c per panel, for bf16
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -77,21 +83,25 @@ struct Part {
   Index row, column, rows, columns;
 };
 
-/// A matrix cut along its longer side.
+/// A matrix cut along one side.
 struct Parts {
   bool by_columns;
-  Index m, n, pieces, count;
-  Parts(Index rows, Index columns, Index most)
-      : by_columns(columns >= rows),
+  Index m, n, cut, pieces, count;
+  Parts(Index rows, Index columns, Index most, bool columns_are_cut, Index multiple = kCut)
+      : by_columns(columns_are_cut),
         m(rows),
         n(columns),
-        pieces((std::max(m, n) + kCut - 1) / kCut),
+        cut(multiple),
+        pieces((length() + cut - 1) / cut),
         count(std::min(most, pieces)) {}
   Part operator[](Index i) const {
-    const Index first = i * pieces / count * kCut;
-    const Index length = std::min(std::max(m, n), (i + 1) * pieces / count * kCut) - first;
-    return by_columns ? Part{0, first, m, length} : Part{first, 0, length, n};
+    const Index first = i * pieces / count * cut;
+    const Index size = std::min(length(), (i + 1) * pieces / count * cut) - first;
+    return by_columns ? Part{0, first, m, size} : Part{first, 0, size, n};
   }
+
+ private:
+  Index length() const { return by_columns ? n : m; }
 };
 
 /// c = op(a) op(b) [+ bias] [+ addend], where addend may be c
@@ -110,7 +120,7 @@ struct Product {
   /// One part per thread, because a library packs all of one operand anew for each part.
   Parts parts(Context& context) const {
     const bool serial = m * n * k < (1 << 18);
-    return {m, n, serial ? 1 : context.threads().size()};
+    return {m, n, serial ? 1 : context.threads().size(), n >= m};
   }
 };
 
@@ -155,8 +165,14 @@ void finish(const Product<T, C>& p, const Part& part) {
   }
 }
 
+/// Whether blocks of rows of op(b) and c are contiguous.
 template <typename T, typename C>
-LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part) {
+bool is_dense(const Product<T, C>& p) {
+  return p.b.stride == (p.b.transposed ? p.k : p.n) && p.c_stride == p.n;
+}
+
+template <typename T, typename C>
+LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part, bool copied_a) {
   constexpr auto kDType = [](auto value) {
     return std::is_same_v<decltype(value), BFloat16> ? DType::BF16 : DType::F32;
   };
@@ -169,23 +185,30 @@ LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part) {
           .m = part.rows,
           .n = part.columns,
           .k = p.k,
-          .a_stride = p.a.stride,
+          .a_stride = copied_a ? part.rows : p.a.stride,
           .b_stride = p.b.stride,
           .c_stride = p.c_stride};
 }
 
+/// @param may_copy_a  whether columns of a transposed a may be copied into scratch of their own
 /// @return false if the library doesn't support the product: nothing was computed
 template <typename T, typename C>
-bool multiplied_by_library(Context& context, const Product<T, C>& p) {
+bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_copy_a) {
   const ProductLibrary& library = product_library();
   if (library.supports == nullptr || p.k == 0) return false;
   if (std::is_same_v<T, BFloat16> && !library.has_bf16) return false;
-  const auto supports = [&](const Parts& parts) {
-    for (Index i = 0; i < parts.count; ++i)
-      if (!library.supports(form_of(p, parts[i]))) return false;
+  Parts parts = p.parts(context);
+  bool copies_a = false;
+  if (std::is_same_v<T, BFloat16> && parts.count > 1 && p.m >= kDenseRows * parts.count &&
+      is_dense(p) && (may_copy_a || !p.a.transposed)) {
+    parts = {p.m, p.n, parts.count, false, kDenseCut};
+    copies_a = p.a.transposed;
+  }
+  const auto supports = [&](const Parts& tried) {
+    for (Index i = 0; i < tried.count; ++i)
+      if (!library.supports(form_of(p, tried[i], copies_a))) return false;
     return true;
   };
-  Parts parts = p.parts(context);
   if (std::is_same_v<T, float>) {
     if (p.m < kRowsForLibrary) return false;
     if (!parts.by_columns)
@@ -197,14 +220,26 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p) {
     if (2 * parts.count > most) return false;
     parts.count *= 2;
   }
+  std::optional<Workspace> copy;
+  if (copies_a) {
+    copy.emplace(context, static_cast<std::size_t>(p.m * p.k) * sizeof(T), "matmul");
+    if (copy->is_planned()) return true;
+  }
   if (p.c == nullptr) return true;  // a planned product
   context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
       const Part part = parts[i];
       if (is_added(p)) start(p, part);
-      const LibraryProduct::Form form = form_of(p, part);
+      const T* a = p.a.at(part.row, 0).data;
+      if (copies_a) {
+        T* const rows = static_cast<T*>(copy->data()) + part.row * p.k;
+        for (Index row = 0; row < p.k; ++row)
+          std::copy_n(a + row * p.a.stride, part.rows, rows + row * part.rows);
+        a = rows;
+      }
+      const LibraryProduct::Form form = form_of(p, part, copies_a);
       multiply_by_library({.form = form,
-                           .a = p.a.at(part.row, 0).data,
+                           .a = a,
                            .b = p.b.at(0, part.column).data,
                            .bias = form.has_bias ? p.bias + part.column : nullptr,
                            .c = p.c + part.row * p.c_stride + part.column});
@@ -217,7 +252,7 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p) {
 template <typename T>
 void multiply(Context& context, const Product<T, T>& p) {
   if constexpr (std::is_same_v<T, float>)
-    if (multiplied_by_library(context, p)) return;
+    if (multiplied_by_library(context, p, false)) return;
   const Parts parts = p.parts(context);
   context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
@@ -334,7 +369,8 @@ Product<T, C> product_of(const Matmul& args, Index m, Index n, Index k) {
 template <typename C>
 void multiply_bf16(Context& context, const Matmul& args, Index m, Index n, Index k) {
   const Product<BFloat16, C> product = product_of<BFloat16, C>(args, m, n, k);
-  if (multiplied_few_rows(context, product) || multiplied_by_library(context, product)) return;
+  if (multiplied_few_rows(context, product) || multiplied_by_library(context, product, true))
+    return;
   const Index panel = std::min(n, kPanelColumns);
   const bool direct = std::is_same_v<C, float>;
   const Index elements = m * k + panel * k + n + (direct ? 0 : m * panel);
@@ -425,7 +461,7 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
     const auto product = group_product<BFloat16, BFloat16>(args, i, group);
-    if (multiplied_by_library(context, product)) continue;
+    if (multiplied_by_library(context, product, false)) continue;
     const Index columns = args.b[i].shape[1];
     widen(context, wide_a, a + group.begin * k, group.rows(), k, k);
     widen(context, wide_b, static_cast<const BFloat16*>(args.b[i].data), args.b[i].shape[0],
@@ -477,8 +513,8 @@ void gradient_bf16(Context& context, const GroupedGradient& args) {
     if (!args.c[i]) continue;
     const auto* const a = static_cast<const BFloat16*>(args.a.data) + group.begin * p;
     const auto* const b = static_cast<const BFloat16*>(args.b.data) + group.begin * q;
-    if (multiplied_by_library(context,
-                              gradient_product<BFloat16, float>(a, b, group.rows(), args.c[i])))
+    if (multiplied_by_library(
+            context, gradient_product<BFloat16, float>(a, b, group.rows(), args.c[i]), false))
       continue;
     widen(context, wide_a, a, group.rows(), p, p);
     widen(context, wide_b, b, group.rows(), q, q);

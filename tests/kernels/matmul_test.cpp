@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <optional>
+#include <utility>
 
 #include "core/base/memory.h"
 #include "kernels/activation.h"
@@ -238,6 +239,14 @@ TEST_CASE("large products, which oneDNN computes where it is found, match float6
           for (const bool bias : {false, true})
             check_case({103, 33, 211, types.operand, types.result, transpose_a, transpose_b, added,
                         bias, 5});
+}
+
+TEST_CASE("contiguous bf16 products of many rows, of which threads compute blocks") {
+  for (const DType c : {DType::F32, DType::BF16})
+    for (const Added added : kAdded)
+      for (const auto& [transpose_a, transpose_b] :
+           {std::pair{false, false}, {true, false}, {false, true}})
+        check_case({1029, 9, 34, DType::BF16, c, transpose_a, transpose_b, added, true});
 }
 
 TEST_CASE("signals during products leave the heap intact") {
