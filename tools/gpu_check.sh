@@ -256,7 +256,7 @@ part_build() {
   bash_step "configure" 120 configure || return
   local targets=(tessera tessera_cuda kernels_test golden_test cuda_backend_test tessera_kernels_bench) target
   for target in tessera_nccl nccl_gpu_test tessera_cuda_fiber; do has "$target" && targets+=("$target"); done
-  bash_step "program, CUDA backend, GPU tests" 3600 compile "${targets[@]}"
+  bash_step "program, CUDA backend, GPU tests" "$limit" compile "${targets[@]}"
   # Built separately, since it may not compile with the installed cuDNN.
   if has tessera_cudnn; then
     bash_step "attention by cuDNN" 600 compile tessera_cudnn || rm -f "$build/bin/libtessera_cudnn.so"  # of an earlier build

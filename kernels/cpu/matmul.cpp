@@ -2,7 +2,6 @@
 
 #include <Eigen/Core>
 #include <algorithm>
-#include <optional>
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/few_rows.h"
@@ -17,8 +16,8 @@
 // time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
 // use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
 // them; elsewhere bf16 operands are widened to f32 panels, unless there are few rows (few_rows.h).
-// Threads compute equal parts of the longer side of c, or of its rows, cut at fixed multiples, so that
-// results repeat exactly for a given number of threads.
+// Threads compute equal parts of the longer side of c (of contiguous bf16 matrices with many rows:
+// of its rows), cut at fixed multiples, so that results repeat for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
@@ -26,11 +25,12 @@ namespace {
 using Index = std::int64_t;
 constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
 constexpr Index kRowsForLibrary = 96;  // of f32: Eigen multiplies fewer rows faster
-// oneDNN 2.6 has its AMX kernel for contiguous bf16 matrices only, in blocks of up to 64 rows; the one for
-// columns of larger matrices is slower (docs/cpu-performance.md).
+// The AMX kernel of oneDNN 2.6 takes contiguous bf16 matrices only, and is slow if no multiple of 64
+// divides the rows (docs/cpu-performance.md). Not measured on processors with AVX512-BF16 alone.
 constexpr Index kDenseCut = 64;
-constexpr Index kDenseRows = 256;      // fewer would not pay for preparing all of b in each thread
-constexpr Index kPanelColumns = 2048;  // columns of b and c per panel, for bf16
+constexpr Index kDenseRows = 256;       // per thread; each thread packs all of b
+constexpr Index kMostCopied = 1 << 24;  // elements of a
+constexpr Index kPanelColumns = 2048;   // columns of b and c per panel, for bf16
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
@@ -165,10 +165,11 @@ void finish(const Product<T, C>& p, const Part& part) {
   }
 }
 
-/// Whether blocks of rows of op(b) and c are contiguous.
+/// Whether b, and blocks of rows of c and of an untransposed a, are contiguous.
 template <typename T, typename C>
 bool is_dense(const Product<T, C>& p) {
-  return p.b.stride == (p.b.transposed ? p.k : p.n) && p.c_stride == p.n;
+  return p.b.stride == (p.b.transposed ? p.k : p.n) && p.c_stride == p.n &&
+         (p.a.transposed || p.a.stride == p.k);
 }
 
 template <typename T, typename C>
@@ -190,54 +191,21 @@ LibraryProduct::Form form_of(const Product<T, C>& p, const Part& part, bool copi
           .c_stride = p.c_stride};
 }
 
-/// @param may_copy_a  whether columns of a transposed a may be copied into scratch of their own
-/// @return false if the library doesn't support the product: nothing was computed
+/// @param copied_a  [k, m] for the columns of each part of a transposed a; null: not copied
 template <typename T, typename C>
-bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_copy_a) {
-  const ProductLibrary& library = product_library();
-  if (library.supports == nullptr || p.k == 0) return false;
-  if (std::is_same_v<T, BFloat16> && !library.has_bf16) return false;
-  Parts parts = p.parts(context);
-  bool copies_a = false;
-  if (std::is_same_v<T, BFloat16> && parts.count > 1 && p.m >= kDenseRows * parts.count &&
-      is_dense(p) && (may_copy_a || !p.a.transposed)) {
-    parts = {p.m, p.n, parts.count, false, kDenseCut};
-    copies_a = p.a.transposed;
-  }
-  const auto supports = [&](const Parts& tried) {
-    for (Index i = 0; i < tried.count; ++i)
-      if (!library.supports(form_of(p, tried[i], copies_a))) return false;
-    return true;
-  };
-  if (std::is_same_v<T, float>) {
-    if (p.m < kRowsForLibrary) return false;
-    if (!parts.by_columns)
-      parts.count = std::min(parts.count, parts.pieces * kCut / kRowsForLibrary);
-  }
-  // Smaller parts take less scratch memory.
-  const Index most = std::min(parts.pieces, 8 * parts.count);
-  while (!supports(parts)) {
-    if (2 * parts.count > most) return false;
-    parts.count *= 2;
-  }
-  std::optional<Workspace> copy;
-  if (copies_a) {
-    copy.emplace(context, static_cast<std::size_t>(p.m * p.k) * sizeof(T), "matmul");
-    if (copy->is_planned()) return true;
-  }
-  if (p.c == nullptr) return true;  // a planned product
+void multiply_parts(Context& context, const Product<T, C>& p, const Parts& parts, T* copied_a) {
   context.threads().parallel_for(parts.count, 1, [&](Index begin, Index end) {
     for (Index i = begin; i < end; ++i) {
       const Part part = parts[i];
       if (is_added(p)) start(p, part);
       const T* a = p.a.at(part.row, 0).data;
-      if (copies_a) {
-        T* const rows = static_cast<T*>(copy->data()) + part.row * p.k;
+      if (copied_a != nullptr) {
+        T* const to = copied_a + part.row * p.k;
         for (Index row = 0; row < p.k; ++row)
-          std::copy_n(a + row * p.a.stride, part.rows, rows + row * part.rows);
-        a = rows;
+          std::copy_n(a + row * p.a.stride, part.rows, to + row * part.rows);
+        a = to;
       }
-      const LibraryProduct::Form form = form_of(p, part, copies_a);
+      const LibraryProduct::Form form = form_of(p, part, copied_a != nullptr);
       multiply_by_library({.form = form,
                            .a = a,
                            .b = p.b.at(0, part.column).data,
@@ -246,6 +214,47 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
       finish(p, part);
     }
   });
+}
+
+/// @param may_copy_a  whether the columns of a transposed a may be copied into memory that a plan
+///                    must know; the rows of groups are not known to it
+/// @return false if the library doesn't support the product: nothing was computed
+template <typename T, typename C>
+bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_copy_a) {
+  const ProductLibrary& library = product_library();
+  if (library.supports == nullptr || p.k == 0) return false;
+  if (std::is_same_v<T, BFloat16> && !library.has_bf16) return false;
+  // Smaller parts take less scratch memory.
+  const auto supported = [&](Parts& parts, bool copied_a) {
+    const Index most = std::min(parts.pieces, 8 * parts.count);
+    for (;; parts.count *= 2) {
+      bool all = true;
+      for (Index i = 0; all && i < parts.count; ++i)
+        all = library.supports(form_of(p, parts[i], copied_a));
+      if (all || 2 * parts.count > most) return all;
+    }
+  };
+  Parts parts = p.parts(context);
+  if (std::is_same_v<T, BFloat16> && parts.count > 1 && p.m >= kDenseRows * parts.count &&
+      is_dense(p) && (!p.a.transposed || (may_copy_a && p.m * p.k <= kMostCopied))) {
+    Parts rows(p.m, p.n, parts.count, false, kDenseCut);
+    if (supported(rows, p.a.transposed)) {
+      if (!p.a.transposed) {
+        if (p.c != nullptr) multiply_parts<T, C>(context, p, rows, nullptr);
+        return true;
+      }
+      const Workspace copy(context, static_cast<std::size_t>(p.m * p.k) * sizeof(T), "matmul");
+      if (!copy.is_planned()) multiply_parts(context, p, rows, static_cast<T*>(copy.data()));
+      return true;
+    }
+  }
+  if (std::is_same_v<T, float>) {
+    if (p.m < kRowsForLibrary) return false;
+    if (!parts.by_columns)
+      parts.count = std::min(parts.count, parts.pieces * kCut / kRowsForLibrary);
+  }
+  if (!supported(parts, false)) return false;
+  if (p.c != nullptr) multiply_parts<T, C>(context, p, parts, nullptr);  // null: a planned product
   return true;
 }
 

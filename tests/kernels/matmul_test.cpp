@@ -137,6 +137,7 @@ void check_case(const Case& c) {
   CAPTURE(c.transpose_b);
   CAPTURE(static_cast<int>(c.added));
   CAPTURE(c.bias);
+  CAPTURE(c.gap);
   const Problem problem(c);
   const auto expected = problem.expected();
   // A sum of k products of standard normal numbers has standard deviation sqrt(k).
@@ -146,8 +147,8 @@ void check_case(const Case& c) {
   const auto check = [&](const Matrix& got) {
     check_close(got.values(), expected, tolerance(rounded), terms);
   };
-  // Tensor cores truncate the sum of every 16 products. Where rows, or their lengths, are not aligned,
-  // cuBLASLt rounds the product to bf16 before it adds bias and c, and again after.
+  // Tensor cores truncate the sum of every 16 products. Where rows, or their lengths, are not
+  // aligned, cuBLASLt rounds the product to bf16 before it adds bias and c, and again after.
   const auto check_gpu = [&](const Matrix& got) {
     const double truncated =
         c.dtype == DType::BF16 ? std::ldexp(static_cast<double>(c.k) / 16, -23) : 0.0;

@@ -10,7 +10,7 @@ the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many 
 both.
 Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
 (2) tessera with gradients of attention that do not repeat to the bit, as PyTorch's do not, with products that it tunes in the first
-step, with its own attention instead of cuDNN's, and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside
+step (which the former does, too), with its own attention instead of cuDNN's, and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside
 that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round with
 float32 weights. Sizes of which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
@@ -116,8 +116,8 @@ class Bench:
         keys = {**self.keys(size, batch, 6), "train.precision": "bf16"}
         profile = f"{self.folder}/profile.json"
         ran = self.start(f"tessera {size}", train_command(self.o.build, {**keys, "train.profile": profile}))
-        plan = self.start(f"tessera {size}", [f"{self.o.build}/bin/tessera", "plan", "--json", "--time", "h100",
-                                              *(f"--{k}={v}" for k, v in keys.items())])
+        plan = self.start(f"tessera plan {size}", [f"{self.o.build}/bin/tessera", "plan", "--json", "--time", "h100",
+                                                   *(f"--{k}={v}" for k, v in keys.items())])
         for what, program in (("its profile", ran), ("its plan", plan)):
             if program.code != 0:
                 raise Failed(f"tessera {size}, {what}", program)
