@@ -11,6 +11,7 @@ import argparse, datetime, json, os, pathlib, platform, re, subprocess, sys, tar
 
 PARTS = ["build", "pack", "test", "bench", "nccl", "sanitize", "suite"]
 TAIL = 25  # lines shown of a failed step's log: from the first error, and the end
+SOURCES = pathlib.Path(__file__).resolve().parents[2]
 FIGURES = {"kernels": "kernels.jsonl", "own_attention": "own-attention.jsonl", "gpt2": "gpt2.json", "ranks": "ranks.json", "torch_roofs": "roofs.json",
            "models": "models.json"}
 PART_OF = {"ranks": "nccl", "models": "test"}  # the part of a figure; others: bench
@@ -344,7 +345,7 @@ def report(work, o):
     folder.mkdir(parents=True, exist_ok=True)
     for suffix, text in ((".json", json.dumps(result, indent=1) + "\n"), (".md", markdown(result))):
         path = folder / (name + suffix)
-        path.with_suffix(suffix + ".new").write_text(text)
+        path.with_suffix(suffix + ".new").write_text(text.replace(f"{SOURCES}/", ""))
         path.with_suffix(suffix + ".new").rename(path)
     (work / "report").write_text(f"{folder / name}.md\n")
     if o.logs:
