@@ -10,9 +10,9 @@ the GPU. Both compute a vocabulary padded to 50304: PyTorch's model has as many 
 both.
 Order: (1) tessera and PyTorch with float32 weights, then both all in bf16, each pair alternating at a micro-batch that both fit;
 (2) tessera with gradients of attention that do not repeat to the bit, as PyTorch's do not, with products that it tunes in the first
-step (which the former does, too), with its own attention instead of cuDNN's, and with GELU as a separate kernel; (3) each kernel's time in a profiled run, beside
-that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run after the others, one round with
-float32 weights. Sizes of which not even one sequence fits are left out with a message.
+step (which the former does, too), with its own attention instead of cuDNN's, and with GELU as a separate kernel; (3) each kernel's
+time in a profiled run, beside that of tessera plan --time h100; (4) each at its own largest micro-batch. Of (1), sizes above 350M run
+after the others, one round with float32 weights. Sizes of which not even one sequence fits are left out with a message.
 ms: median of all timed steps after warm-up; IQR and worst show jitter. peak: driver's peak of memory in use above the start;
 booked: peak of tessera's ledger, or of PyTorch's allocator.
 MFU: (6 N + 6 L C T) flops per token over the data sheet's dense bf16 peak, known for A100, H100 and H200.
