@@ -12,19 +12,7 @@
 // kDim and swizzled; and products of tiles, with sums in a warp's registers.
 namespace tessera::kernels::cuda {
 
-inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kLn2 = 0.69314718055994530942F;
-
-/// 2^x with an error of at most 2 ulp; 0 instead of denormals.
-__device__ __forceinline__ float fast_exp2(float x) {
-#if defined(TESSERA_FIBER)
-  return std::exp2(x);
-#else
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-#endif
-}
 
 using Bf16Tile = SharedArray<BFloat16>;
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cmath>
+#include <type_traits>
+
 #include "core/base/dtype.h"
 #include "kernels/cuda/device/platform.h"
 
@@ -12,7 +15,13 @@ using Compute = Accumulator<T>;
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(BFloat16 x) {
+#if defined(__CUDA_ARCH__)
+  float result;  // one instruction also for the upper half of a register
+  asm("mov.b32 %0, {%1, %2};" : "=f"(result) : "n"(0), "h"(x.bits));
+  return result;
+#else
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+#endif
 }
 
 template <typename T>
@@ -40,6 +49,19 @@ __device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
   return result;
 }
 
+inline constexpr float kLog2E = 1.44269504088896340736F;
+
+/// 2^x with an error of at most 2 ulp; 0 instead of denormals.
+__device__ __forceinline__ float fast_exp2(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+
 /// N elements moved at once: at most 16 bytes, aligned to their size.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
@@ -59,6 +81,26 @@ __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
 template <int N, typename T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+/// Rounds each value as narrow() does, two at a time.
+template <typename T, int N>
+__device__ __forceinline__ Pack<T, N> narrow_pack(const Compute<T> (&values)[N]) {
+#if defined(__CUDA_ARCH__)
+  constexpr bool kPairs = std::is_same_v<T, BFloat16> && N % 2 == 0;
+#else
+  constexpr bool kPairs = false;
+#endif
+  Pack<T, N> pack;
+  if constexpr (kPairs) {
+    for (int k = 0; k < N; k += 2)
+      asm("{.reg .b32 pair; cvt.rn.bf16x2.f32 pair, %3, %2; mov.b32 {%0, %1}, pair;}"
+          : "=h"(pack[k].bits), "=h"(pack[k + 1].bits)
+          : "f"(values[k]), "f"(values[k + 1]));
+  } else {
+    for (int k = 0; k < N; ++k) pack[k] = narrow<T>(values[k]);
+  }
+  return pack;
 }
 
 }  // namespace tessera::kernels::cuda
