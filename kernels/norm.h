@@ -32,7 +32,9 @@ struct NormForward {
 void layer_norm_forward(Context& context, const NormForward& args);
 void rms_norm_forward(Context& context, const NormForward& args);
 
-/// grad_x has x's dtype; grad_weight and grad_bias [C] have the accumulator dtype.
+/// grad_x has x's dtype; grad_weight and grad_bias [C] have the accumulator dtype. So has grad_x_sums [C], optional:
+/// the sums of grad_x over the rows, with what it accumulates, before or after it is rounded; needs grad_x.
+/// For a layer that computed x, they are the gradient of its bias.
 /// Sums over rows have a fixed order, which on the CPU does not depend on the number of threads.
 /// After a forward with a residual, x here is its `sum`.
 struct NormBackward {
@@ -42,6 +44,7 @@ struct NormBackward {
   GradientView grad_x, grad_weight;
   GradientView grad_bias{};
   double offset = 0.0;
+  GradientView grad_x_sums{};
 };
 void layer_norm_backward(Context& context, const NormBackward& args);
 void rms_norm_backward(Context& context, const NormBackward& args);

@@ -1,5 +1,7 @@
 #include "kernels/scratch.h"
 
+#include <algorithm>
+
 #include "kernels/attention.h"
 #include "kernels/bit_hash.h"
 #include "kernels/cuda/launch/column_sums.h"
@@ -67,22 +69,23 @@ std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const Matmul& args) {
 }
 
 std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args) {
-  if (!args.grad_weight && !args.grad_bias) return 0;
+  const bool parameters = args.grad_weight || args.grad_bias;
   const DType dtype = args.x.dtype;
   const std::int64_t rows = args.x.shape[0], width = args.x.shape[1];
   const int sums = args.mean.defined() ? 2 : 1;  // of the weight, and of a layer norm's bias
-  const bool sums_pack =
-      width % pack_of(dtype) == 0 && is_aligned(args.x.data) && is_aligned(args.grad_y.data);
-  if (args.grad_x && rows > 0 && sums_pack && is_aligned(args.weight.data) &&
+  const bool whole_packs = width % pack_of(dtype) == 0;
+  const bool sums_pack = whole_packs && is_aligned(args.x.data) && is_aligned(args.grad_y.data);
+  if (args.grad_x && parameters && rows > 0 && sums_pack && is_aligned(args.weight.data) &&
       is_aligned(args.grad_x.view.data)) {
-    const auto bytes = static_cast<int>(accumulator_bytes(dtype));
-    const NormGradientsShape shape(width, pack_of(dtype));
-    const int shared = shape.shared_bytes(bytes, args.grad_x.accumulate);
-    if (shape.packs > 0 && shared <= gpu.shared_bytes)
-      return std::size_t{shape.blocks(rows, gpu.processors, shared, gpu.shared_bytes)} *
-             static_cast<std::size_t>(sums * width * bytes);
+    const auto bytes = static_cast<std::size_t>(accumulator_bytes(dtype));
+    const NormGradientsShape shape(width, pack_of(dtype), sums, static_cast<bool>(args.grad_x_sums),
+                                   args.grad_x.accumulate, bytes, gpu);
+    if (shape.packs > 0)
+      return shape.blocks(rows, gpu) * static_cast<std::size_t>(shape.block_sums) * bytes;
   }
-  return column_sums_bytes(rows, width, sums_pack, sums, dtype);
+  const bool input_packs = whole_packs && is_aligned(args.grad_x.view.data);
+  return std::max(parameters ? column_sums_bytes(rows, width, sums_pack, sums, dtype) : 0,
+                  args.grad_x_sums ? column_sums_bytes(rows, width, input_packs, 1, dtype) : 0);
 }
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const BitHash& args) {

@@ -221,7 +221,7 @@ KernelWork work(const NormForward& args) {
 
 KernelWork work(const NormBackward& args) {
   return read(args.x, args.weight, args.mean, args.rstd, args.grad_y)
-      .write(args.grad_x, args.grad_weight, args.grad_bias);
+      .write(args.grad_x, args.grad_weight, args.grad_bias, args.grad_x_sums);
 }
 
 KernelWork work(const Rotary& args) { return read(args.x).write(args.y); }

@@ -46,6 +46,16 @@ const Tensor& SavedTensor::get(std::string_view operation) const {
   return tensor_;
 }
 
+void want_gradient_sums(const Tensor& result) {
+  if (const auto& node = result.impl()->node)
+    node->outputs[result.impl()->output].wants_sums = true;
+}
+
+bool wants_gradient_sums(const Tensor& tensor) {
+  const auto& node = tensor.impl()->node;
+  return node != nullptr && node->outputs[tensor.impl()->output].wants_sums;
+}
+
 void record(std::string_view operation, Tensor& output, const std::vector<Tensor>& inputs,
             Backward backward, bool always) {
   record(

@@ -54,6 +54,12 @@ class InputGradients {
   virtual GradientView weight_target(int i) = 0;
   /// Destination of at most `count` rows of input i's gradient. Undefined: use weight_target().
   virtual RowGradient row_target(int i, std::int64_t count) = 0;
+  /// Destination of the sums of input i's gradient over its rows, [last dim] in the accumulator dtype, after all
+  /// of target(i) is written. Undefined unless the operation that computed input i wants them and no other
+  /// contribution follows.
+  virtual GradientView sums_target(int i) = 0;
+  /// These sums for the gradient of the operation's first result; undefined: not computed.
+  virtual const Tensor& gradient_sums() const = 0;
   /// Passes `grad` on as input i's gradient. Copies it only if it is shared or added to another.
   virtual void pass(int i, Tensor grad) = 0;
   /// True if the gradient of the operation's result is backward()'s default gradient of 1: for the
@@ -76,6 +82,12 @@ using JointBackward =
 /// The same for an operation with several outputs, whose gradients arrive together.
 void record(std::string_view operation, std::span<Tensor> outputs,
             const std::vector<Tensor>& inputs, JointBackward backward, bool always = false);
+
+/// Asks whatever completes the gradient of `result`, an operation's, for its sums over rows: the gradient of a
+/// bias. A norm computes them while it writes the gradient. Does nothing if `result` isn't recorded.
+void want_gradient_sums(const Tensor& result);
+/// Whether `tensor` is the result of an operation that wants them.
+bool wants_gradient_sums(const Tensor& tensor);
 
 /// True if recording is on and any defined input requires a gradient.
 bool needs_grad(std::initializer_list<const Tensor*> inputs);

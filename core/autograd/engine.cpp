@@ -61,7 +61,9 @@ void give(Node& node, std::size_t output, Tensor grad) {
 
 class NodeGradients final : public InputGradients {
  public:
-  NodeGradients(Node& node, bool default_seed) : node_(node), default_seed_(default_seed) {}
+  // @param grad, sums  of the node's first output
+  NodeGradients(Node& node, const Tensor& grad, const Tensor& sums, bool default_seed)
+      : node_(node), grad_(grad), sums_(sums), default_seed_(default_seed) {}
 
   GradientView target(int i) override {
     Node::Input& edge = input(i);
@@ -81,6 +83,19 @@ class NodeGradients final : public InputGradients {
     return rows;
   }
 
+  GradientView sums_target(int i) override {
+    const Node::Input& edge = input(i);
+    if (!edge.node || !edge.handed_out || !completes(edge)) return {};
+    Node::Output& output = edge.node->outputs[edge.output];
+    const std::int64_t columns = output.shape[output.shape.size() - 1];
+    output.sums = Tensor::empty(node_.context, {columns}, kernels::accumulator_dtype(output.dtype),
+                                MemoryCategory::Activations,
+                                std::string(edge.node->operation) + ".grad_sums");
+    return {output.sums.view(), false, true};
+  }
+
+  const Tensor& gradient_sums() const override { return sums_; }
+
   void pass(int i, Tensor grad) override {
     Node::Input& edge = input(i);
     if (!is_wanted(edge)) return;
@@ -93,6 +108,9 @@ class NodeGradients final : public InputGradients {
     if (is_taken(edge)) {
       stage(edge, std::move(grad));
     } else if (edge.node && grad.dtype() == edge.node->outputs[edge.output].dtype) {
+      Node::Output& output = edge.node->outputs[edge.output];
+      if (grad.impl() == grad_.impl() && !output.grad.defined() && completes(edge))
+        output.sums = sums_;
       give(*edge.node, edge.output, std::move(grad));
     } else {
       add(edge, grad);
@@ -114,6 +132,12 @@ class NodeGradients final : public InputGradients {
             "{}: its backward requests the gradient of input {}, but record() was given {} inputs",
             node_.operation, i, node_.inputs.size());
     return node_.inputs[static_cast<std::size_t>(i)];
+  }
+
+  // Whether a producer wants sums, and this node's is the last contribution to the gradient.
+  static bool completes(const Node::Input& edge) {
+    const Node::Output& output = edge.node->outputs[edge.output];
+    return output.wants_sums && output.uses == 1;
   }
 
   bool is_taken(const Node::Input& edge) const {
@@ -148,6 +172,8 @@ class NodeGradients final : public InputGradients {
   }
 
   Node& node_;
+  const Tensor& grad_;
+  const Tensor& sums_;
   const bool default_seed_;
 };
 
@@ -172,10 +198,17 @@ std::vector<std::shared_ptr<Node>> collect(std::span<const Tensor> roots, std::u
             "recompute: the block uses the result of {} (shape {}), which was recorded outside of "
             "it; pass it as x, or detach it",
             node.operation, node.outputs.front().shape);
-    for (Node::Output& output : node.outputs) output.grad = Tensor();
     for (const Node::Input& input : node.inputs)
       if (input.node) reach(input.node);
   }
+  for (const auto& node : order)
+    for (Node::Output& output : node->outputs) {
+      output.grad = output.sums = Tensor();
+      output.uses = 0;
+    }
+  for (const auto& node : order)
+    for (const Node::Input& input : node->inputs)
+      if (input.node) ++input.node->outputs[input.output].uses;
   std::sort(order.begin(), order.end(),
             [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
   return order;
@@ -194,10 +227,14 @@ void run(Node& node, const TensorImpl* default_seed) {
     grads.front() = new_gradient(node, 0);
     kernels::fill(*node.context, grads.front().view(), 0.0);
   }
-  NodeGradients into(node, default_seed != nullptr && grads.front().impl() == default_seed);
+  const Tensor sums = std::exchange(node.outputs.front().sums, Tensor());
+  NodeGradients into(node, grads.front(), sums,
+                     default_seed != nullptr && grads.front().impl() == default_seed);
   node.done = true;
   node.backward(grads, into);
   into.finish();
+  for (const Node::Input& input : node.inputs)
+    if (input.node) --input.node->outputs[input.output].uses;
   node.backward = nullptr;
   node.inputs.clear();
 }

@@ -29,7 +29,10 @@ class Node {
   struct Output {
     Shape shape;
     DType dtype = DType::F32;
-    Tensor grad{};  // accumulated so far
+    Tensor grad{};            // accumulated so far
+    bool wants_sums = false;  // of the gradient, over its rows
+    Tensor sums{};
+    int uses = 0;  // inputs of the pass's operations that are this output and have not run
   };
 
   Node() = default;

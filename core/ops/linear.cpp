@@ -62,17 +62,23 @@ void input_gradient(Context& context, const TensorView& grad_y, const Tensor& we
   kernels::matmul(context, {grad_y, weight.view(), to.view, false, !out_in, to.accumulate});
 }
 
-/// Gradients of a layer's weight and bias. @param x  returns the layer's input; called on demand
+/// Gradients of a layer's weight and bias.
+/// @param x  returns the layer's input; called on demand
+/// @param sums  of grad_y over its rows, if they are known
 template <typename F>
 void parameter_gradients(Context& context, const F& x, const TensorView& grad_y, bool out_in,
-                         const GradientView& weight, const GradientView& bias) {
+                         const GradientView& weight, const GradientView& bias,
+                         const Tensor& sums = {}) {
   if (weight) {
     const Tensor kept = x();
     const TensorView in = as_rows(kept.view());
     kernels::matmul(context, {out_in ? grad_y : in, out_in ? in : grad_y, weight.view, true, false,
                               weight.accumulate});
   }
-  if (bias) kernels::sum_rows(context, grad_y, bias);
+  if (bias && sums.defined())
+    kernels::cast(context, sums.view(), bias);
+  else if (bias)
+    kernels::sum_rows(context, grad_y, bias);
 }
 
 struct SavedTerm {
@@ -139,7 +145,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
         input_gradient(ctx, grad, saved_weight.get(kName), out_in, grad_x);
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
-          ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias);
+          ctx, [&] { return saved_x.get(kName); }, grad, out_in, grad_weight, grad_bias,
+          into.gradient_sums());
       into.pass(3, grad_y);
       int input = 4;
       for (const SavedTerm& term : saved_terms) {
@@ -154,6 +161,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightL
       }
     };
     autograd::record(kName, y, inputs, backward);
+    if (wants(bias)) autograd::want_gradient_sums(y);
   }
   return y;
 }
@@ -199,7 +207,8 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
       const Tensor& kept = saved_x.get(kName);
       const GradientView grad_weight = into.weight_target(1), grad_bias = into.weight_target(2);
       parameter_gradients(
-          ctx, [&] { return gated(kept); }, grad, out_in, grad_weight, grad_bias);
+          ctx, [&] { return gated(kept); }, grad, out_in, grad_weight, grad_bias,
+          into.gradient_sums());
       into.pass(3, grad_y);
       const GradientView grad_x = as_rows(into.target(0));
       if (!grad_x) return;
@@ -215,6 +224,7 @@ Tensor gated_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
           ctx, {rows.narrow(1, 0, in), rows.narrow(1, in, in), grad_rows, half(0), half(in), kind});
     };
     autograd::record(kName, y, {x, weight, bias, residual}, backward);
+    if (autograd::needs_grad({&bias})) autograd::want_gradient_sums(y);
   }
   return y;
 }
@@ -271,7 +281,8 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
       const TensorView grad = as_rows(grad_y.view());
       const GradientView grad_weight = into.weight_target(3), grad_bias = into.weight_target(4);
       parameter_gradients(
-          ctx, [&] { return saved_activated.get(kName); }, grad, out_in, grad_weight, grad_bias);
+          ctx, [&] { return saved_activated.get(kName); }, grad, out_in, grad_weight, grad_bias,
+          into.gradient_sums());
       saved_activated = {};
       into.pass(5, grad_y);
       if (!saved_pre.defined()) return;
@@ -295,6 +306,7 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
     };
     autograd::record(kName, y, {x, fc_weight, fc_bias, proj_weight, proj_bias, residual},
                      std::move(backward));
+    if (autograd::needs_grad({&proj_bias})) autograd::want_gradient_sums(y);
   }
   return y;
 }

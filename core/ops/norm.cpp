@@ -35,6 +35,8 @@ Tensor record_sum(Tensor sum, const Tensor& x, const Tensor& residual) {
                        into.pass(0, grad_sum);
                        into.pass(1, grad_sum);
                      });
+    if (autograd::wants_gradient_sums(x) || autograd::wants_gradient_sums(residual))
+      autograd::want_gradient_sums(sum);
   }
   return sum;
 }
@@ -83,7 +85,8 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
                                .grad_y = grad,
                                .grad_x = as_rows(into.target(0)),
                                .grad_weight = into.weight_target(1),
-                               .offset = offset};
+                               .offset = offset,
+                               .grad_x_sums = into.sums_target(0)};
     if (mean.defined()) {
       args.mean = mean.view();
       args.grad_bias = into.weight_target(2);

@@ -148,6 +148,20 @@ void parameter_gradients(Context& context, const NormBackward& args) {
       });
 }
 
+// The sum of each column of grad_x, in the order of sum_rows.
+template <typename T>
+void input_gradient_sums(Context& context, const NormBackward& args) {
+  using A = Accumulator<T>;
+  const auto* grad_x = static_cast<const T*>(args.grad_x.view.data);
+  const std::int64_t width = args.x.shape[1];
+  auto* out = static_cast<A*>(args.grad_x_sums.view.data);
+  const bool accumulate = args.grad_x_sums.accumulate;
+  column_sums<A, 1>(
+      context, args.x.shape[0], width,
+      [=](std::int64_t r, std::int64_t c, A* sums) { sums[0] += load(grad_x + r * width + c); },
+      [=](std::int64_t c, const A* sums) { out[c] = accumulate ? out[c] + sums[0] : sums[0]; });
+}
+
 template <Norm norm>
 void run_forward(Context& context, const NormForward& args) {
   visit_dtype(args.x.dtype,
@@ -162,6 +176,7 @@ void run_backward(Context& context, const NormBackward& args) {
                  [&](auto accumulate) { input_gradient<norm, T, accumulate()>(context, args); });
     }
     if (args.grad_weight || args.grad_bias) parameter_gradients<norm, T>(context, args);
+    if (args.grad_x_sums) input_gradient_sums<T>(context, args);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/shared.h"
+#include "kernels/cuda/device/unroll.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch/column_sums.h"
 #include "kernels/workspace.h"
@@ -14,8 +15,8 @@
 namespace tessera::kernels::cuda {
 
 /// Calls term(row, column, sums, integral_constant<int, N>), which adds N columns of a row, from
-/// `column` on, to A sums[kSums][N]; then finish(row_block, integral_constant<int, k>, column, sum)
-/// for sum k of each column. 32 warps run per multiprocessor, because more would spill registers.
+/// `column` on, to A sums[kSums][N]; then finish(row_block, k * columns + column, sum) for sum k of
+/// each column. 32 warps run per multiprocessor, because more would spill registers.
 template <typename A, int kSums, int N, int kWarps, typename Term, typename Finish>
 __global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
     column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t rows_per_block,
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
 
   SharedMemory memory;
   const SharedArray<A> shared = memory.take<A>(kWarps * kTile);
-  const auto combine = [&]<int k>(std::integral_constant<int, k> which) {
-    if constexpr (k > 0) __syncthreads();
+  for (int k = 0; k < kSums; ++k) {
+    if (k > 0) __syncthreads();
     for (int i = 0; i < N; i += kPart) {
       Pack<A, kPart> part;
       for (int j = 0; j < kPart; ++j) part[j] = sums[k][i + j];
@@ -53,43 +54,44 @@ __global__ void __launch_bounds__(kWarps* kWarpSize, 32 / kWarps)
     for (int c = thread; c < kTile && tile + c < columns; c += kWarps * kWarpSize) {
       A sum = 0;
       for (int w = 0; w < kWarps; ++w) sum += shared[w * kTile + c];
-      finish(static_cast<std::int64_t>(blockIdx.y), which, tile + c, sum);
+      finish(static_cast<std::int64_t>(blockIdx.y), k * columns + tile + c, sum);
     }
-  };
-  combine(std::integral_constant<int, 0>{});
-  if constexpr (kSums > 1) combine(std::integral_constant<int, 1>{});
-  static_assert(kSums <= 2);
+  }
 }
 
-/// Partial sums, [row_blocks, kSums, columns].
-template <typename A, int kSums>
+/// Partial sums, [row_blocks, columns], where several sums of a column follow each other as columns.
+template <typename A>
 struct PartialColumnSums {
   A* data;
   std::int64_t columns;
 
-  template <int k>
-  __device__ __forceinline__ void operator()(std::int64_t row_block, std::integral_constant<int, k>,
-                                             std::int64_t column, A sum) const {
-    data[(row_block * kSums + k) * columns + column] = sum;
+  __device__ __forceinline__ void operator()(std::int64_t row_block, std::int64_t column,
+                                             A sum) const {
+    data[row_block * columns + column] = sum;
   }
   __device__ __forceinline__ void operator()(std::int64_t row_block, std::int64_t column,
-                                             A (&sums)[kSums][1],
+                                             A (&sums)[1][1],
                                              std::integral_constant<int, 1>) const {
-    for (int k = 0; k < kSums; ++k) sums[k][0] += data[(row_block * kSums + k) * columns + column];
+    sums[0][0] += data[row_block * columns + column];
   }
 };
 
-/// Overwrites or adds to each of kSums gradients; skips those that are null.
-template <typename A, int kSums>
+/// Overwrites or adds to gradients of `columns` elements each; skips those that are null. Column
+/// k * columns + c is element c of gradient k.
+template <typename A>
 struct StoreColumnSums {
-  A* to[kSums];
-  bool accumulate[kSums];
+  static constexpr int kMost = 3;
+  std::int64_t columns;
+  A* to[kMost] = {};
+  bool accumulate[kMost] = {};
 
-  template <int k>
-  __device__ __forceinline__ void operator()(std::int64_t, std::integral_constant<int, k>,
-                                             std::int64_t column, A sum) const {
-    if (to[k] == nullptr) return;
-    to[k][column] = accumulate[k] ? to[k][column] + sum : sum;
+  __device__ __forceinline__ void operator()(std::int64_t, std::int64_t column, A sum) const {
+    TESSERA_UNROLL  // because a variable k would place the arrays on the stack
+        for (int k = 0; k < kMost; ++k) {
+      const std::int64_t c = column - k * columns;
+      if (c < 0 || c >= columns || to[k] == nullptr) continue;
+      to[k][c] = accumulate[k] ? to[k][c] + sum : sum;
+    }
   }
 };
 
@@ -102,41 +104,54 @@ LaunchShape column_sums_grid(std::int64_t tiles, std::int64_t row_blocks, int wa
 }
 
 /// Sums the partial sums in the order of the blocks, and stores them.
-template <typename A, int kSums>
+template <typename A>
 void launch_sum_of_partials(Context& context, const char* name, std::int64_t row_blocks,
-                            std::int64_t columns, const PartialColumnSums<A, kSums>& partial,
-                            const StoreColumnSums<A, kSums>& store) {
+                            const PartialColumnSums<A>& partial, const StoreColumnSums<A>& store) {
   constexpr int kWarps = ColumnSumsShape::kFinalWarps;
   launch(context, name,
-         column_sums_kernel<A, kSums, 1, kWarps, PartialColumnSums<A, kSums>,
-                            StoreColumnSums<A, kSums>>,
-         column_sums_grid<A>((columns + kWarpSize - 1) / kWarpSize, 1, kWarps, 1), row_blocks,
-         columns, row_blocks, partial, store);
+         column_sums_kernel<A, 1, 1, kWarps, PartialColumnSums<A>, StoreColumnSums<A>>,
+         column_sums_grid<A>((partial.columns + kWarpSize - 1) / kWarpSize, 1, kWarps, 1),
+         row_blocks, partial.columns, row_blocks, partial, store);
 }
 
 /// Runs a term as above over all rows and stores the sums; zeros if there are no rows. Uses at most
 /// kBlocks * 32 * N * kSums elements of scratch memory.
-/// @param N  columns at a time; must divide `columns`
+/// @param N  columns at a time; must divide store.columns
 template <typename A, int kSums, int N, typename Term>
-void launch_column_sums(Context& context, const char* name, std::int64_t rows, std::int64_t columns,
-                        const Term& term, const StoreColumnSums<A, kSums>& store) {
+void launch_column_sums(Context& context, const char* name, std::int64_t rows, const Term& term,
+                        const StoreColumnSums<A>& store) {
   using Shape = ColumnSumsShape;
+  const std::int64_t columns = store.columns;
   const Shape shape(rows, columns, N);
   if (shape.tiles == 0) return;
   if (shape.partials() == 0) {
-    launch(context, name,
-           column_sums_kernel<A, kSums, N, Shape::kWarps, Term, StoreColumnSums<A, kSums>>,
+    launch(context, name, column_sums_kernel<A, kSums, N, Shape::kWarps, Term, StoreColumnSums<A>>,
            column_sums_grid<A>(shape.tiles, 1, Shape::kWarps, N), rows, columns, rows, term, store);
     return;
   }
-  using Partial = PartialColumnSums<A, kSums>;
+  using Partial = PartialColumnSums<A>;
   const std::int64_t elements = shape.partials() * kSums * columns;
   const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
-  const Partial partial{static_cast<A*>(scratch.data()), columns};
+  const Partial partial{static_cast<A*>(scratch.data()), kSums * columns};
   launch(context, name, column_sums_kernel<A, kSums, N, Shape::kWarps, Term, Partial>,
          column_sums_grid<A>(shape.tiles, shape.row_blocks, Shape::kWarps, N), rows, columns,
          shape.rows_per_block, term, partial);
-  launch_sum_of_partials(context, name, shape.row_blocks, columns, partial, store);
+  launch_sum_of_partials(context, name, shape.row_blocks, partial, store);
 }
+
+/// The rows of a matrix, in rows `stride` elements apart.
+template <typename T>
+struct SumRowsTerm {
+  const T* in;
+  std::int64_t stride;
+
+  template <int N>
+  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column,
+                                             Compute<T> (&sums)[1][N],
+                                             std::integral_constant<int, N>) const {
+    const Pack<T, N> pack = load_pack<N>(in + row * stride + column);
+    for (int k = 0; k < N; ++k) sums[0][k] += widen(pack[k]);
+  }
+};
 
 }  // namespace tessera::kernels::cuda

@@ -69,20 +69,6 @@ struct CastBody {
   }
 };
 
-template <typename T>
-struct SumRowsTerm {
-  const T* in;
-  std::int64_t stride;
-
-  template <int N>
-  __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column,
-                                             Compute<T> (&sums)[1][N],
-                                             std::integral_constant<int, N>) const {
-    const Pack<T, N> pack = load_pack<N>(in + row * stride + column);
-    for (int k = 0; k < N; ++k) sums[0][k] += widen(pack[k]);
-  }
-};
-
 struct Itself {
   __device__ __forceinline__ double operator()(double x) const { return x; }
 };
@@ -146,12 +132,12 @@ void sum_rows(Context& context, const SumRows& args) {
   visit_floating(args.in.dtype, "sum_rows", [&]<typename T>(std::type_identity<T>) {
     const std::int64_t rows = args.in.shape[0], columns = args.in.shape[1];
     const SumRowsTerm<T> term{input<T>(args.in), args.in.strides[0]};
-    const StoreColumnSums<Compute<T>, 1> store{{static_cast<Compute<T>*>(args.out.view.data)},
-                                               {args.out.accumulate}};
+    const StoreColumnSums<Compute<T>> store{
+        columns, {static_cast<Compute<T>*>(args.out.view.data)}, {args.out.accumulate}};
     const bool packs = is_aligned(term.in) && columns % kPack<T> == 0 &&
                        (rows <= 1 || term.stride % kPack<T> == 0);
     visit_pack<T>(packs, [&]<int N>(std::integral_constant<int, N>) {
-      launch_column_sums<Compute<T>, 1, N>(context, "sum_rows", rows, columns, term, store);
+      launch_column_sums<Compute<T>, 1, N>(context, "sum_rows", rows, term, store);
     });
   });
 }

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <initializer_list>
 
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device/reduce.h"
@@ -72,8 +73,9 @@ struct Row {
     team.template for_packs<N, kKept>(width, [&](int k, std::int64_t column) {
       const Pack<T, N> left = load_pack<N>(x + first + column);
       const Pack<T, N> right = load_pack<N>(residual + first + column);
-      Pack<T, N> out;
-      for (int i = 0; i < N; ++i) out[i] = narrow<T>(widen(left[i]) + widen(right[i]));
+      Compute<T> values[N];
+      for (int i = 0; i < N; ++i) values[i] = widen(left[i]) + widen(right[i]);
+      const Pack<T, N> out = narrow_pack<T>(values);
       store_pack<N>(sum + first + column, out);
       if constexpr (kKept > 0) kept[k] = out;
     });
@@ -133,13 +135,12 @@ __global__ void __launch_bounds__(kThreads, 2) norm_forward_kernel(const Forward
     const Pack<T, N> weight = load_pack<N>(args.weight + column);
     Pack<T, N> bias{};
     if constexpr (norm == Norm::kLayer) bias = load_pack<N>(args.bias + column);
-    Pack<T, N> out;
+    A out[N];
     for (int i = 0; i < N; ++i) {
-      A value = (widen(weight[i]) + args.offset) * ((widen(pack[i]) - mean) * rstd);
-      if constexpr (norm == Norm::kLayer) value += widen(bias[i]);
-      out[i] = narrow<T>(value);
+      out[i] = (widen(weight[i]) + args.offset) * ((widen(pack[i]) - mean) * rstd);
+      if constexpr (norm == Norm::kLayer) out[i] += widen(bias[i]);
     }
-    store_pack<N>(y + column, out);
+    store_pack<N>(y + column, narrow_pack<T>(out));
   });
   if (team.member == 0) {
     if (args.means != nullptr) args.means[team.row] = mean;
@@ -299,45 +300,68 @@ void input_gradient(Context& context, const char* name, const NormBackwardArgume
             });
 }
 
-template <Norm norm, typename T>
-StoreColumnSums<Compute<T>, kParameters<norm>> parameter_store(const NormBackward& args) {
-  const GradientView* const gradients[] = {&args.grad_weight, &args.grad_bias};
-  StoreColumnSums<Compute<T>, kParameters<norm>> store{};
-  for (int k = 0; k < kParameters<norm>; ++k) {
-    const GradientView& grad = *gradients[k];
-    store.to[k] = grad ? static_cast<Compute<T>*>(grad.view.data) : nullptr;
-    store.accumulate[k] = grad.accumulate;
+/// Stores into gradients of `width` elements each, of which some may be absent.
+template <typename T>
+StoreColumnSums<Compute<T>> store_sums(std::int64_t width,
+                                       std::initializer_list<const GradientView*> gradients) {
+  StoreColumnSums<Compute<T>> store{.columns = width};
+  int k = 0;
+  for (const GradientView* grad : gradients) {
+    store.to[k] = *grad ? static_cast<Compute<T>*>(grad->view.data) : nullptr;
+    store.accumulate[k++] = grad->accumulate;
   }
   return store;
 }
 
+/// All gradients at once. @return false, with nothing queued, if one kernel can't
 template <Norm norm, typename T>
-void parameter_gradients(Context& context, const char* name, const NormBackwardArguments<T>& args,
-                         const StoreColumnSums<Compute<T>, kParameters<norm>>& store) {
-  constexpr int kSums = kParameters<norm>;
-  const ParameterGradientTerm<norm, T> term{args.x, args.grad_y, args.means, args.rstds,
-                                            args.width};
-  visit_pack<T>(
-      takes_packs<T>(args.width, args.x, args.grad_y), [&]<int N>(std::integral_constant<int, N>) {
-        launch_column_sums<Compute<T>, kSums, N>(context, name, args.rows, args.width, term, store);
-      });
+bool all_gradients(Context& context, const char* name, bool packs, const NormBackward& args,
+                   const NormBackwardArguments<T>& arguments) {
+  if constexpr ((kPack<T>) > 1) {
+    const bool layer = norm == Norm::kLayer;
+    const GradientView &weight = args.grad_weight, &bias = args.grad_bias, &sums = args.grad_x_sums;
+    const auto store = layer ? store_sums<T>(arguments.width, {&weight, &bias, &sums})
+                             : store_sums<T>(arguments.width, {&weight, &sums});
+    return sums ? launch_norm_gradients<norm, T, true>(context, name, packs, arguments, store)
+                : launch_norm_gradients<norm, T, false>(context, name, packs, arguments, store);
+  }
+  return false;
+}
+
+template <Norm norm, typename T>
+void parameter_gradients(Context& context, const char* name, const NormBackward& args,
+                         const NormBackwardArguments<T>& arguments) {
+  const ParameterGradientTerm<norm, T> term{arguments.x, arguments.grad_y, arguments.means,
+                                            arguments.rstds, arguments.width};
+  const auto store = store_sums<T>(arguments.width, {&args.grad_weight, &args.grad_bias});
+  visit_pack<T>(takes_packs<T>(arguments.width, arguments.x, arguments.grad_y),
+                [&]<int N>(std::integral_constant<int, N>) {
+                  launch_column_sums<Compute<T>, kParameters<norm>, N>(context, name,
+                                                                       arguments.rows, term, store);
+                });
+}
+
+template <typename T>
+void input_gradient_sums(Context& context, const char* name, const NormBackward& args) {
+  const std::int64_t width = args.x.shape[1];
+  const SumRowsTerm<T> term{static_cast<const T*>(args.grad_x.view.data), width};
+  const auto store = store_sums<T>(width, {&args.grad_x_sums});
+  visit_pack<T>(takes_packs<T>(width, term.in), [&]<int N>(std::integral_constant<int, N>) {
+    launch_column_sums<Compute<T>, 1, N>(context, name, args.x.shape[0], term, store);
+  });
 }
 
 template <Norm norm, typename T>
 void backward(Context& context, const char* name, const NormBackward& args) {
   const NormBackwardArguments<T> arguments = backward_arguments<T>(args);
-  const auto store = parameter_store<norm, T>(args);
   const bool input = args.grad_x && arguments.rows > 0;
   const bool parameters = args.grad_weight || args.grad_bias;
   const bool packs = takes_packs<T>(arguments.width, arguments.x, arguments.weight,
                                     arguments.grad_y, arguments.grad_x);
-  if constexpr ((kPack<T>) > 1) {
-    if (input && parameters &&
-        launch_norm_gradients<norm, T>(context, name, packs, arguments, store))
-      return;
-  }
+  if (input && parameters && all_gradients<norm, T>(context, name, packs, args, arguments)) return;
   if (input) input_gradient<norm, T>(context, name, arguments, packs);
-  if (parameters) parameter_gradients<norm, T>(context, name, arguments, store);
+  if (parameters) parameter_gradients<norm, T>(context, name, args, arguments);
+  if (args.grad_x_sums) input_gradient_sums<T>(context, name, args);
 }
 
 template <Norm norm>

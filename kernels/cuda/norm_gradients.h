@@ -11,12 +11,14 @@
 // kernel for grad_x and another for the parameters would move 10. With
 //   n = (x - mean) rstd  and  g = weight grad_y,  means over the row,
 //   grad_x      = rstd (g - mean(g) - n mean(g n)),  without mean(g) for RMS norm
-//   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y.
+//   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y,
+// and, if wanted, the sums of grad_x over the rows. Bound by memory, and nearly by instructions.
 // Persistent blocks, sums in registers and a second pass over the blocks' sums, as in NVIDIA's Apex
 // and Transformer Engine. Asynchronous copies bring rows to shared memory without using registers.
 //
 // Needs rows of whole packs that begin at multiples of 16 bytes, up to 16384 elements of bf16 or
-// 8192 of f32, because the sums of longer rows would not fit into registers. No atomics: the order
+// 8192 of f32 (three quarters of it with the sums of grad_x), because the sums of longer rows would
+// not fit into registers. No atomics: the order
 // of every sum depends only on the sizes and on how many blocks the device runs at once.
 namespace tessera::kernels::cuda {
 
@@ -46,12 +48,17 @@ template <typename T>
 struct StagedRows {
   static constexpr int N = kPack<T>;
   SharedArray<T> data;
-  int operands, packs, threads;
+  int pack_stride, operand_stride, stage_stride;
 
+  __device__ __forceinline__ StagedRows(const SharedArray<T>& memory, int operands, int packs)
+      : data(memory),
+        pack_stride(static_cast<int>(blockDim.x) * N),
+        operand_stride(packs * pack_stride),
+        stage_stride(operands * operand_stride) {}
   /// @param operand  0: x, 1: grad_y, 2: the old grad_x
   __device__ __forceinline__ int place(int stage, int operand, int k) const {
-    return (((stage * operands + operand) * packs + k) * threads + static_cast<int>(threadIdx.x)) *
-           N;
+    return stage * stage_stride + operand * operand_stride + k * pack_stride +
+           static_cast<int>(threadIdx.x) * N;
   }
   __device__ __forceinline__ void copy(int stage, int operand, int k, const T* from) const {
     copy_async(data.from(place(stage, operand, k)), from, false);
@@ -80,47 +87,45 @@ __device__ __forceinline__ Pack<A, 2> team_sums(Pack<A, 2> value, const SharedAr
   return sum;
 }
 
-/// Adds the sums of a block's teams, stored as [teams, kSums, width], in the order of teams.
-template <typename A, int kSums>
-__device__ __forceinline__ void store_block_sums(const SharedArray<A>& kept, int teams, int width,
-                                                 const PartialColumnSums<A, kSums>& partial) {
+/// Adds the sums of a block's teams, stored as [teams, columns], in the order of teams.
+template <typename A>
+__device__ __forceinline__ void store_block_sums(const SharedArray<A>& kept, int teams,
+                                                 const PartialColumnSums<A>& partial) {
   __syncthreads();
-  const auto store = [&]<int s>(std::integral_constant<int, s> which) {
-    for (int c = static_cast<int>(threadIdx.x); c < width; c += static_cast<int>(blockDim.x)) {
-      A sum = 0;
-      for (int team = 0; team < teams; ++team) sum += kept[(team * kSums + s) * width + c];
-      partial(static_cast<std::int64_t>(blockIdx.x), which, c, sum);
-    }
-  };
-  store(std::integral_constant<int, 0>{});
-  if constexpr (kSums > 1) store(std::integral_constant<int, 1>{});
+  const auto columns = static_cast<int>(partial.columns);
+  for (int c = static_cast<int>(threadIdx.x); c < columns; c += static_cast<int>(blockDim.x)) {
+    A sum = 0;
+    for (int team = 0; team < teams; ++team) sum += kept[team * columns + c];
+    partial(static_cast<std::int64_t>(blockIdx.x), c, sum);
+  }
 }
 
-template <Norm norm, typename T>
+/// @tparam kInputSums  also sums grad_x over the rows
+template <Norm norm, typename T, bool kInputSums>
 __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
     norm_gradients_kernel(const NormBackwardArguments<T> args, int team_warps, int packs,
-                          PartialColumnSums<Compute<T>, kParameters<norm>> partial) {
+                          PartialColumnSums<Compute<T>> partial) {
   using A = Compute<T>;
   using Shape = NormGradientsShape;
-  constexpr int N = kPack<T>, kSums = kParameters<norm>, kPart = kPack<A>;
-  // The sums reuse the memory of the rows.
-  static_assert(kSums * N * static_cast<int>(sizeof(A)) <= 2 * Shape::kStages * 16);
+  constexpr int N = kPack<T>, kPart = kPack<A>;
+  constexpr int kSums = kParameters<norm> + (kInputSums ? 1 : 0);
+  constexpr int kMostPacks = Shape::most_packs(kInputSums);
   const int threads = static_cast<int>(blockDim.x), team_threads = team_warps * kWarpSize;
   const int teams = threads / team_threads;
   const int team = static_cast<int>(threadIdx.x) / team_threads;
   const int member = static_cast<int>(threadIdx.x) % team_threads;
   const int operands = args.accumulate ? 3 : 2, width = static_cast<int>(args.width);
 
+  // The sums reuse the memory of the rows.
   SharedMemory memory;
   const auto scratch = memory.take<A>(2 * 2 * Shape::kMostWarps);
-  const int staged_elements = threads * packs * N * operands * Shape::kStages;
-  const SharedArray<T> staged = memory.take<T>(staged_elements);
-  const StagedRows<T> rows{staged, operands, packs, threads};
+  const SharedArray<T> staged = memory.take<T>(threads * packs * N * operands * Shape::kStages);
+  const StagedRows<T> rows(staged, operands, packs);
 
   // Calls f(k, column) for the member's packs of a row.
   const auto for_packs = [&](const auto& f) {
     TESSERA_UNROLL
-    for (int k = 0; k < Shape::kMostPacks; ++k) {
+    for (int k = 0; k < kMostPacks; ++k) {
       const int column = (k * team_threads + member) * N;
       if (column < width) f(k, column);
     }
@@ -141,7 +146,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   };
   const auto rstd_of = [&](std::int64_t row) { return row < args.rows ? args.rstds[row] : A(0); };
 
-  A sums[kSums][Shape::kMostPacks][N] = {};
+  A sums[kSums][kMostPacks][N] = {};
 
   const std::int64_t step = std::int64_t{gridDim.x} * teams;
   std::int64_t first = std::int64_t{blockIdx.x} * teams;  // row of the block's first team
@@ -150,8 +155,8 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   A next_mean = mean_of(first + team), next_rstd = rstd_of(first + team);
   for (int stage = 0; first < args.rows; first += step, stage ^= 1) {
     const std::int64_t row = first + team;
-    const bool has_row = row < args.rows;  // the same in the whole team
-    const A mean = next_mean, rstd = next_rstd;
+    const bool has_row = row < args.rows;                  // the same in the whole team
+    const A rstd = next_rstd, center = -next_mean * rstd;  // n = x rstd + center
     next_mean = mean_of(row + step);
     next_rstd = rstd_of(row + step);
     wait_copies<Shape::kStages - 1>();
@@ -162,32 +167,35 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
         const Pack<T, N> x = rows.pack(stage, 0, k), grad_y = rows.pack(stage, 1, k);
         const Pack<T, N> weight = load_pack<N>(args.weight + column);
         for (int i = 0; i < N; ++i) {
-          const A upstream = widen(grad_y[i]), n = (widen(x[i]) - mean) * rstd;
-          const A g = (widen(weight[i]) + args.offset) * upstream;
-          means[0] += g;
-          means[1] += g * n;
-          sums[0][k][i] += upstream * n;
+          const A upstream = widen(grad_y[i]), factor = widen(weight[i]) + args.offset;
+          const A term = upstream * (widen(x[i]) * rstd + center);
+          means[0] += factor * upstream;
+          means[1] += factor * term;
+          sums[0][k][i] += term;
           if constexpr (norm == Norm::kLayer) sums[1][k][i] += upstream;
         }
       });
     }
     means = team_sums(means, scratch.from(stage * 2 * Shape::kMostWarps), team_warps);
+    // grad_x = rstd g + slope x + shift
     const A mean_g = norm == Norm::kLayer ? means[0] / static_cast<A>(width) : A(0);
     const A mean_gn = means[1] / static_cast<A>(width);
+    const A slope = -rstd * rstd * mean_gn, shift = -rstd * (mean_gn * center + mean_g);
 
     if (has_row) {
       for_packs([&](int k, int column) {
         const Pack<T, N> x = rows.pack(stage, 0, k), grad_y = rows.pack(stage, 1, k);
         const Pack<T, N> weight = load_pack<N>(args.weight + column);
-        Pack<T, N> out{};
-        if (args.accumulate) out = rows.pack(stage, 2, k);
+        Pack<T, N> old{};
+        if (args.accumulate) old = rows.pack(stage, 2, k);
+        A out[N];
         for (int i = 0; i < N; ++i) {
-          const A n = (widen(x[i]) - mean) * rstd,
-                  g = (widen(weight[i]) + args.offset) * widen(grad_y[i]);
-          const A grad = rstd * (g - mean_g - n * mean_gn);
-          out[i] = narrow<T>(args.accumulate ? grad + widen(out[i]) : grad);
+          const A g = (widen(weight[i]) + args.offset) * widen(grad_y[i]);
+          out[i] = g * rstd + (widen(x[i]) * slope + shift);
+          if (args.accumulate) out[i] += widen(old[i]);
+          if constexpr (kInputSums) sums[kSums - 1][k][i] += out[i];
         }
-        store_pack<N>(args.grad_x + row * width + column, out);
+        store_pack<N>(args.grad_x + row * width + column, narrow_pack<T>(out));
       });
     }
     begin_copies(row + 2 * step, stage);
@@ -204,36 +212,34 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
       }
     }
   });
-  store_block_sums<A, kSums>(kept, teams, width, partial);
+  store_block_sums(kept, teams, partial);
 }
 
-/// Uses blocks * kParameters * width elements of scratch memory.
+/// Uses scratch memory for the sums of each block.
 /// @param packs  all rows, and the weight, begin at multiples of 16 bytes
+/// @param store  of the gradients of the parameters, and of the sums of grad_x if kInputSums
 /// @return false, with nothing queued, if !packs or the rows are too long for the kernel or device
-template <Norm norm, typename T>
+template <Norm norm, typename T, bool kInputSums>
 bool launch_norm_gradients(Context& context, const char* name, bool packs,
                            const NormBackwardArguments<T>& args,
-                           const StoreColumnSums<Compute<T>, kParameters<norm>>& store) {
+                           const StoreColumnSums<Compute<T>>& store) {
   using A = Compute<T>;
   using Shape = NormGradientsShape;
-  constexpr int kSums = kParameters<norm>;
   if (!packs) return false;
-  const Shape shape(args.width, kPack<T>);
-  if (shape.packs == 0) return false;
-  const int shared_bytes = shape.shared_bytes(sizeof(A), args.accumulate);
   const DeviceLimits gpu = context.limits();
-  if (shared_bytes > gpu.shared_bytes) return false;
-
-  const unsigned blocks = shape.blocks(args.rows, gpu.processors, shared_bytes, gpu.shared_bytes);
-  const std::int64_t elements = std::int64_t{blocks} * kSums * args.width;
-  const Workspace scratch(context, static_cast<std::size_t>(elements) * sizeof(A), name);
-  const PartialColumnSums<A, kSums> partial{static_cast<A*>(scratch.data()), args.width};
-  launch(context, name, norm_gradients_kernel<norm, T>,
+  const Shape shape(args.width, kPack<T>, kParameters<norm>, kInputSums, args.accumulate, sizeof(A),
+                    gpu);
+  if (shape.packs == 0) return false;
+  const unsigned blocks = shape.blocks(args.rows, gpu);
+  const auto elements = static_cast<std::size_t>(blocks * shape.block_sums);
+  const Workspace scratch(context, elements * sizeof(A), name);
+  const PartialColumnSums<A> partial{static_cast<A*>(scratch.data()), shape.block_sums};
+  launch(context, name, norm_gradients_kernel<norm, T, kInputSums>,
          LaunchShape{.grid = blocks,
                      .block = static_cast<unsigned>(shape.threads),
-                     .shared_bytes = shared_bytes},
+                     .shared_bytes = shape.shared_bytes},
          args, shape.team_warps, shape.packs, partial);
-  launch_sum_of_partials(context, name, blocks, args.width, partial, store);
+  launch_sum_of_partials(context, name, blocks, partial, store);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include "core/base/memory.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "core/ops/norm.h"
 #include "core/ops/view.h"
 #include "kernels/elementwise.h"
 #include "tests/support/gradcheck.h"
@@ -349,6 +350,69 @@ TEST_CASE("backward enters and leaves scopes in reverse order, nested ones withi
                                           "-inner", "in second", "-second", "between", "+first",
                                           "-first"});
   CHECK(values_of(w.grad()) == Values{3});
+}
+
+TEST_CASE(
+    "whatever completes a gradient may sum it over rows for the operation that wants the sums") {
+  const auto context = Context::create();
+  const auto rows_of = [&](const Values& values) {
+    return Tensor::from<double>(context, {2, 2}, values);
+  };
+  Tensor x = rows_of({1, 2, 3, 5}), weight = leaf(context, {2, 3}), bias = leaf(context, {1, 1});
+  x.set_requires_grad(true);
+  // Gradient of h = x, and the sums that h's backward gets.
+  Tensor grad, sums;
+  const auto wanting = [&](bool wants = true) {
+    Tensor h = rows_of({1, 2, 3, 5});
+    autograd::record("wanting", h, {x}, [&](const Tensor& grad_h, InputGradients& into) {
+      grad = grad_h;
+      sums = into.gradient_sums();
+      into.pass(0, grad_h);
+    });
+    if (wants) autograd::want_gradient_sums(h);
+    return h;
+  };
+  const auto run = [&](const Tensor& y) {
+    grad = sums = Tensor();
+    autograd::backward(y, rows_of({1, 10, 100, 1000}));
+  };
+  const auto check_sums = [&] {
+    REQUIRE(sums.defined());
+    const Values of = values_of(grad), got = values_of(sums);
+    CHECK(got[0] == doctest::Approx(of[0] + of[2]));
+    CHECK(got[1] == doctest::Approx(of[1] + of[3]));
+  };
+  const auto norm = [&](const Tensor& h) { return ops::layer_norm(h, weight, bias, 1e-5); };
+
+  run(norm(wanting()));
+  check_sums();
+  run(ops::rms_norm(wanting(), weight, 1e-5));
+  check_sums();
+  {  // the residual's part comes first
+    const Tensor h = wanting();
+    run(ops::add(norm(h), h));
+    check_sums();
+  }
+  {  // through the addition that is part of a norm
+    const Tensor h = wanting(), other = rows_of({4, 3, 1, 0});
+    const auto [sum, y] = ops::add_layer_norm(other, h, weight, bias, 1e-5);
+    run(ops::add(sum, y));
+    check_sums();
+  }
+  {  // the norm's part comes first
+    const Tensor h = wanting(), other = scaled(h, 2.0);
+    run(ops::add(other, norm(h)));
+    CHECK_FALSE(sums.defined());
+  }
+  {  // twice an input of one operation
+    const Tensor h = wanting();
+    run(ops::add_layer_norm(h, h, weight, bias, 1e-5).y);
+    CHECK_FALSE(sums.defined());
+  }
+  run(norm(wanting(false)));
+  CHECK_FALSE(sums.defined());
+  run(scaled(wanting(), 2.0));
+  CHECK_FALSE(sums.defined());
 }
 
 TEST_CASE("a node that receives no gradient runs on zeros, and calls its backward") {

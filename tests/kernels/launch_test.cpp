@@ -104,62 +104,80 @@ TEST_CASE("norms: blocks cover all rows, none is empty") {
   }
 }
 
+/// For layer norm in the dtype of a pack's size, on a device with this much shared memory per block.
+NormGradientsShape norm_gradients(std::int64_t width, int pack, bool input_sums = false,
+                                  bool accumulate = true, int shared = kMostShared) {
+  return {width, pack, 2, input_sums, accumulate, sizeof(float), {.shared_bytes = shared}};
+}
+
 TEST_CASE("norms: teams hold the rows whose gradients take one pass") {
   using Shape = NormGradientsShape;
   for (const int pack : {2, 4, 8}) {
-    const std::int64_t longest = std::int64_t{Shape::kMostThreads} * Shape::kMostPacks * pack;
-    for (std::int64_t width = pack; width <= longest; width += pack) {
-      const Shape shape(width, pack);
-      const std::int64_t team = std::int64_t{shape.team_warps} * kWarp;
-      // FAIL names the width, which matters here.
-      const bool holds = shape.packs * team * pack >= width;
-      const bool needed = (shape.packs - 1) * team * pack < width;
-      const bool short_enough =
-          shape.team_warps == 1 || shape.team_warps / 2 * kWarp * Shape::kMostPacks * pack < width;
-      if (!holds || !needed || !short_enough || shape.packs > Shape::kMostPacks)
-        FAIL("width " << width << ", pack " << pack);
-      if (shape.threads % team != 0 || shape.threads > Shape::kMostThreads)
-        FAIL("width " << width << ", pack " << pack << ": " << shape.threads << " threads");
-      if (shape.staged_bytes(3) > kMostShared)
-        FAIL("width " << width << ", pack " << pack << ": " << shape.staged_bytes(3) << " bytes");
+    for (const bool input_sums : {false, true}) {
+      const int most = Shape::most_packs(input_sums);
+      const std::int64_t longest = std::int64_t{Shape::kMostThreads} * most * pack;
+      for (std::int64_t width = pack; width <= longest; width += pack) {
+        const Shape shape = norm_gradients(width, pack, input_sums);
+        const std::int64_t team = std::int64_t{shape.team_warps} * kWarp;
+        // FAIL names the width, which matters here.
+        const bool holds = shape.packs * team * pack >= width;
+        const bool needed = (shape.packs - 1) * team * pack < width;
+        const bool short_enough =
+            shape.team_warps == 1 || shape.team_warps / 2 * kWarp * most * pack < width;
+        if (!holds || !needed || !short_enough || shape.packs > most)
+          FAIL("width " << width << ", pack " << pack);
+        if (shape.threads % team != 0 || shape.threads > Shape::kMostThreads)
+          FAIL("width " << width << ", pack " << pack << ": " << shape.threads << " threads");
+        const std::int64_t rows = std::int64_t{shape.threads} * shape.packs * 16 * 3 * 2;
+        const std::int64_t sums = shape.teams() * shape.block_sums * 4;
+        if (shape.shared_bytes > kMostShared || shape.shared_bytes < std::max(rows, sums))
+          FAIL("width " << width << ", pack " << pack << ": " << shape.shared_bytes << " bytes");
+      }
+      CHECK(norm_gradients(longest + pack, pack, input_sums).packs == 0);
+      CHECK(norm_gradients(std::int64_t{1} << 40, pack, input_sums).packs == 0);
     }
-    CHECK(Shape(longest + pack, pack).packs == 0);
-    CHECK(Shape(std::int64_t{1} << 40, pack).packs == 0);
   }
   check_threads(Shape::kFewThreads);
   check_threads(Shape::kMostThreads);
-  CHECK(Shape(768, 8).team_warps == 1);
-  CHECK(Shape(768, 8).packs == 3);
-  CHECK(Shape(1600, 8).team_warps == 2);
-  CHECK(Shape(8192, 8).threads == Shape::kFewThreads);
+  for (const bool input_sums : {false, true}) {
+    CHECK(norm_gradients(768, 8, input_sums).team_warps == 1);
+    CHECK(norm_gradients(768, 8, input_sums).packs == 3);
+  }
+  CHECK(norm_gradients(1600, 8).team_warps == 2);
+  CHECK(norm_gradients(1600, 8, true).team_warps == 4);
+  CHECK(norm_gradients(8192, 8).threads == Shape::kFewThreads);
+  CHECK(norm_gradients(16384, 8, false, true, 99 * 1024).packs == 0);
 }
 
 TEST_CASE("norms: blocks of the fused gradient are all resident, and each has rows") {
   using Shape = NormGradientsShape;
-  constexpr int kProcessors = 132, kAmpere = 163 * 1024, kSmall = 99 * 1024;
-  const auto blocks = [](const Shape& shape, std::int64_t rows, int operands, int most_shared) {
-    return shape.blocks(rows, kProcessors, shape.staged_bytes(operands), most_shared);
+  constexpr int kAmpere = 163 * 1024, kSmall = 99 * 1024;
+  const auto blocks = [](std::int64_t width, std::int64_t rows, bool accumulate,
+                         int shared = kMostShared) {
+    const DeviceLimits gpu{.shared_bytes = shared};
+    return norm_gradients(width, 8, false, accumulate, shared).blocks(rows, gpu);
   };
-  for (const std::int64_t width : {64, 768, 1600, 4096, 8192, 16384}) {
-    const Shape shape(width, 8);
+  const DeviceLimits gpu{.shared_bytes = kMostShared};
+  for (const std::int64_t width : {64, 768, 1600, 4096, 8192, 12288}) {
     for (const std::int64_t rows : kSizes) {
-      for (const int operands : {2, 3}) {
-        const std::int64_t grid = blocks(shape, rows, operands, kMostShared);
+      for (const bool input_sums : {false, true}) {
+        const Shape shape = norm_gradients(width, 8, input_sums);
+        const std::int64_t grid = shape.blocks(rows, gpu);
         CHECK(grid >= 1);
         CHECK((grid - 1) * shape.teams() < rows);
-        CHECK(grid <= kProcessors * Shape::kMostThreads / shape.threads);
-        const std::int64_t together = (grid + kProcessors - 1) / kProcessors;
-        CHECK(together * (shape.staged_bytes(operands) + 1024) <= kMostShared + 1024);
+        CHECK(grid <= gpu.processors * Shape::kMostThreads / shape.threads);
+        const std::int64_t together = (grid + gpu.processors - 1) / gpu.processors;
+        CHECK(together * (shape.shared_bytes + 1024) <= kMostShared + 1024);
       }
     }
   }
   const std::int64_t many = 65536;
-  CHECK(blocks(Shape(768, 8), many, 2, kMostShared) == 2 * kProcessors);
-  CHECK(blocks(Shape(768, 8), 9, 2, kMostShared) == 2);
-  CHECK(blocks(Shape(8192, 8), many, 3, kMostShared) == 2 * kProcessors);
-  CHECK(blocks(Shape(8192, 8), many, 3, kAmpere) == kProcessors);
-  CHECK(blocks(Shape(8192, 8), many, 2, kSmall) == kProcessors);
-  CHECK(blocks(Shape(16384, 8), many, 2, kMostShared) == kProcessors);
+  CHECK(blocks(768, many, false) == 2 * gpu.processors);
+  CHECK(blocks(768, 9, false) == 2);
+  CHECK(blocks(8192, many, true) == 2 * gpu.processors);
+  CHECK(blocks(8192, many, true, kAmpere) == gpu.processors);
+  CHECK(blocks(8192, many, false, kSmall) == gpu.processors);
+  CHECK(blocks(16384, many, false) == gpu.processors);
 }
 
 TEST_CASE("sums: parts cover the range, none is empty") {

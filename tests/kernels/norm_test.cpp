@@ -114,19 +114,21 @@ struct Forward {
 };
 
 struct Gradients {
-  std::array<Values, 3> values;
-  std::array<std::vector<char>, 3> bytes;
+  std::array<Values, 4> values;  ///< of x, weight, bias; sums of the first over rows
+  std::array<std::vector<char>, 4> bytes;
   std::int64_t scratch = 0;
 };
 
 /// @param apart  separate calls for the gradient of x and for those of the parameters
-Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apart = false) {
+/// @param sums  also sums the gradient of x
+Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apart = false,
+                   bool sums = false) {
   const Buffer x(in.dtype, {in.rows, in.width}, in.x), weight(in.dtype, {in.width}, in.weight);
   const Buffer grad_y(in.dtype, {in.rows, in.width}, in.grad_y);
   const Buffer mean(in.sums(), {in.rows}, in.mean), rstd(in.sums(), {in.rows}, in.rstd);
   const Buffer grad_x(in.dtype, {in.rows, in.width}, kBefore);
   const Buffer grad_weight(in.sums(), {in.width}, kBefore),
-      grad_bias(in.sums(), {in.width}, kBefore);
+      grad_bias(in.sums(), {in.width}, kBefore), grad_sums(in.sums(), {in.width}, kBefore);
   context.ledger().reset_peaks();
   const auto run = [&](bool input, bool parameters) {
     const auto wanted = [&](const Buffer& of, bool is) {
@@ -134,9 +136,9 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
     };
     if (in.layer)
       kernels::layer_norm_backward(
-          context,
-          {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(), wanted(grad_x, input),
-           wanted(grad_weight, parameters), wanted(grad_bias, parameters), in.offset});
+          context, {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
+                    wanted(grad_x, input), wanted(grad_weight, parameters),
+                    wanted(grad_bias, parameters), in.offset, wanted(grad_sums, input && sums)});
     else
       kernels::rms_norm_backward(context, {.x = x.view(),
                                            .weight = weight.view(),
@@ -144,14 +146,15 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
                                            .grad_y = grad_y.view(),
                                            .grad_x = wanted(grad_x, input),
                                            .grad_weight = wanted(grad_weight, parameters),
-                                           .offset = in.offset});
+                                           .offset = in.offset,
+                                           .grad_x_sums = wanted(grad_sums, input && sums)});
   };
   if (apart) run(true, false);
   run(!apart, true);
   const MemoryUsage scratch = context.ledger().usage(MemoryCategory::Workspace);
   CHECK(scratch.current == 0);
-  return {{grad_x.values(), grad_weight.values(), grad_bias.values()},
-          {grad_x.bytes(), grad_weight.bytes(), grad_bias.bytes()},
+  return {{grad_x.values(), grad_weight.values(), grad_bias.values(), grad_sums.values()},
+          {grad_x.bytes(), grad_weight.bytes(), grad_bias.bytes(), grad_sums.bytes()},
           scratch.peak};
 }
 
@@ -179,10 +182,12 @@ void check_forward(Context& context, const Inputs& in, const Expected& want) {
 
 void check_backward(Context& context, const Inputs& in, const Expected& want) {
   for (const bool accumulate : {false, true}) {
-    for (const bool apart : {false, true}) {
+    for (const auto& [apart, sums] :
+         {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
       CAPTURE(accumulate);
       CAPTURE(apart);
-      const Gradients got = backward(context, in, accumulate, apart);
+      CAPTURE(sums);
+      const Gradients got = backward(context, in, accumulate, apart, sums);
       const auto check = [&](const Values& values, Values expected, DType dtype, double magnitude) {
         if (accumulate)
           for (double& value : expected) value += kBefore;
@@ -191,6 +196,13 @@ void check_backward(Context& context, const Inputs& in, const Expected& want) {
       check(got.values[0], want.grad_x, in.dtype, 3.0);
       check(got.values[1], want.grad_weight, in.sums(), 30.0);
       if (in.layer) check(got.values[2], want.grad_bias, in.sums(), 30.0);
+      if (!sums) continue;
+      // Terms may have been rounded to the dtype, and may cancel.
+      Values total(want.grad_weight.size(),
+                   accumulate ? static_cast<double>(in.rows) * kBefore : 0);
+      for (std::size_t i = 0; i < want.grad_x.size(); ++i)
+        total[i % total.size()] += want.grad_x[i];
+      check(got.values[3], total, in.dtype, 30.0);
     }
   }
 }
@@ -272,12 +284,14 @@ TEST_CASE("norms are bit-identical for any number of threads, and in every call 
     check_same_for_any_threads([&](Context& context) {
       const Forward norm(in);
       norm.run(context, norm.x.view());
-      return std::pair(norm.bytes(), backward(context, in, false).bytes);
+      return std::pair(norm.bytes(), backward(context, in, false, false, true).bytes);
     });
   }
   for_each_cuda_context([](Context& context) {
     const Inputs in({true, DType::BF16, 150, 264});
-    CHECK(backward(context, in, true).bytes == backward(context, in, true).bytes);
+    for (const bool sums : {false, true})
+      CHECK(backward(context, in, true, false, sums).bytes ==
+            backward(context, in, true, false, sums).bytes);
   });
 }
 
@@ -287,8 +301,9 @@ TEST_CASE("norms write parameter gradients even without rows") {
       const Inputs none({layer, DType::F32, 0, 3});
       const Forward norm(none);
       norm.run(context, norm.x.view());
-      const Gradients got = backward(context, none, false);
+      const Gradients got = backward(context, none, false, false, true);
       CHECK(got.values[1] == Values(3, 0.0));
+      CHECK(got.values[3] == Values(3, 0.0));
       CHECK(got.values[2] == Values(3, layer ? 0.0 : kBefore));
     }
   });
@@ -303,6 +318,8 @@ TEST_CASE("a norm gradient's scratch is one sum per block and column, and is boo
     };
     CHECK(scratch(true, 100, 768) == kTogether * 2 * 768 * 4);
     CHECK(scratch(false, 100, 768) == kTogether * 768 * 4);
+    const Inputs in({true, DType::BF16, 100, 768});
+    CHECK(backward(context, in, true, false, true).scratch == kTogether * 3 * 768 * 4);
     CHECK(scratch(true, 9, 768) == 2 * 2 * 768 * 4);                  // 8 rows per block
     CHECK(scratch(true, 9, 16384) == kTogether / 2 * 2 * 16384 * 4);  // twice as many threads
     CHECK(scratch(true, 9, 257) == 0);  // two passes, few rows: one block per column

@@ -190,12 +190,21 @@ void rows_of_activations(DeviceMeasure& bench, const DeviceShapes& s) {
                          args.sum = x(c);
                          return args;
                        });
+  const auto norm_backward = [&] {
+    const NormForward forward = norm();
+    layer_norm_forward(bench.context(), forward);
+    return NormBackward{forward.x, forward.weight, forward.mean, forward.rstd,
+                        x(c),      fresh(x(c)),    sums(),       sums()};
+  };
   bench.measure_kernel("layer_norm_backward " + shape, Bound::Memory, 6 * elements,
+                       layer_norm_backward, norm_backward);
+  // As within a block: adds to the residual's gradient, and sums it for a bias.
+  bench.measure_kernel("layer_norm_backward + residual, sums " + shape, Bound::Memory, 8 * elements,
                        layer_norm_backward, [&] {
-                         const NormForward forward = norm();
-                         layer_norm_forward(bench.context(), forward);
-                         return NormBackward{forward.x, forward.weight, forward.mean, forward.rstd,
-                                             x(c),      fresh(x(c)),    sums(),       sums()};
+                         NormBackward args = norm_backward();
+                         args.grad_x = added(x(c));
+                         args.grad_x_sums = sums();
+                         return args;
                        });
   // Bytes: one row read from the table and one row written for each token.
   bench.measure_kernel("embedding_forward " + shape, Bound::Memory, 4 * elements, embedding_forward,

@@ -11,7 +11,7 @@ namespace tessera::kernels::cuda {
 struct ColumnSumsShape {
   static constexpr int kWarps = 8;
   /// Warps of a block in the second pass, which sums the few rows that the blocks of the first leave.
-  static constexpr int kFinalWarps = 16;
+  static constexpr int kFinalWarps = 32;
   /// Rows that a warp loads before it adds, to keep memory busy.
   static constexpr int kTogether = 4;
   /// Four blocks on each of 132 multiprocessors.
