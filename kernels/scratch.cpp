@@ -27,7 +27,11 @@ bool is_aligned(const void* data, std::uintptr_t bytes = 16) {
   return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
 }
 
-int pack_of(DType dtype) { return 16 / static_cast<int>(dtype_size(dtype)); }
+// As kPack in kernels/cuda/device/number.h.
+int pack_of(DType dtype) {
+  const int bytes = static_cast<int>(dtype_size(dtype));
+  return bytes > 4 ? 1 : 16 / bytes;
+}
 
 // @param packs  16 bytes of columns can be loaded at a time
 std::size_t column_sums_bytes(std::int64_t rows, std::int64_t columns, bool packs, int sums,
@@ -75,17 +79,24 @@ std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args) {
   const int sums = args.mean.defined() ? 2 : 1;  // of the weight, and of a layer norm's bias
   const bool whole_packs = width % pack_of(dtype) == 0;
   const bool sums_pack = whole_packs && is_aligned(args.x.data) && is_aligned(args.grad_y.data);
+  const bool input_packs = whole_packs && is_aligned(args.grad_x.view.data);
+  const std::size_t summing_input =
+      args.grad_x_sums ? column_sums_bytes(rows, width, input_packs, 1, dtype) : 0;
   if (args.grad_x && parameters && rows > 0 && sums_pack && is_aligned(args.weight.data) &&
       is_aligned(args.grad_x.view.data)) {
     const auto bytes = static_cast<std::size_t>(accumulator_bytes(dtype));
-    const NormGradientsShape shape(width, pack_of(dtype), sums, static_cast<bool>(args.grad_x_sums),
-                                   args.grad_x.accumulate, bytes, gpu);
-    if (shape.packs > 0)
-      return shape.blocks(rows, gpu) * static_cast<std::size_t>(shape.block_sums) * bytes;
+    for (const bool input_sums : {true, false}) {
+      if (input_sums && !args.grad_x_sums) continue;
+      const NormGradientsShape shape(width, pack_of(dtype), sums, input_sums,
+                                     args.grad_x.accumulate, bytes, gpu);
+      if (shape.packs == 0) continue;
+      const std::size_t fused =
+          shape.blocks(rows, gpu) * static_cast<std::size_t>(shape.block_sums) * bytes;
+      return input_sums ? fused : std::max(fused, summing_input);
+    }
   }
-  const bool input_packs = whole_packs && is_aligned(args.grad_x.view.data);
   return std::max(parameters ? column_sums_bytes(rows, width, sums_pack, sums, dtype) : 0,
-                  args.grad_x_sums ? column_sums_bytes(rows, width, input_packs, 1, dtype) : 0);
+                  summing_input);
 }
 
 std::size_t scratch_bytes(const DeviceLimits& /*gpu*/, const BitHash& args) {

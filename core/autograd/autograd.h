@@ -54,9 +54,9 @@ class InputGradients {
   virtual GradientView weight_target(int i) = 0;
   /// Destination of at most `count` rows of input i's gradient. Undefined: use weight_target().
   virtual RowGradient row_target(int i, std::int64_t count) = 0;
-  /// Destination of the sums of input i's gradient over its rows, [last dim] in the accumulator dtype, after all
-  /// of target(i) is written. Undefined unless the operation that computed input i wants them and no other
-  /// contribution follows.
+  /// Destination of the sums over rows, [last dim] in the accumulator dtype, of input i's gradient as it is once
+  /// target(i) is written; call that first. Undefined unless the operation that computed input i wants the sums
+  /// and no other contribution follows.
   virtual GradientView sums_target(int i) = 0;
   /// These sums for the gradient of the operation's first result; undefined: not computed.
   virtual const Tensor& gradient_sums() const = 0;
@@ -83,8 +83,8 @@ using JointBackward =
 void record(std::string_view operation, std::span<Tensor> outputs,
             const std::vector<Tensor>& inputs, JointBackward backward, bool always = false);
 
-/// Asks whatever completes the gradient of `result`, an operation's, for its sums over rows: the gradient of a
-/// bias. A norm computes them while it writes the gradient. Does nothing if `result` isn't recorded.
+/// Asks whatever completes the gradient of `result`, an operation's first, for its sums over rows: the gradient of
+/// a bias. A norm computes them while it writes the gradient. Does nothing if `result` isn't recorded.
 void want_gradient_sums(const Tensor& result);
 /// Whether `tensor` is the result of an operation that wants them.
 bool wants_gradient_sums(const Tensor& tensor);

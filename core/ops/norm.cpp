@@ -79,11 +79,12 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
                          rstd, owner,
                          offset](const Tensor& grad_y, autograd::InputGradients& into) {
     const TensorView in = as_rows(saved_x.get(owner).view()), grad = as_rows(grad_y.view());
+    const GradientView grad_x = as_rows(into.target(0));
     kernels::NormBackward args{.x = in,
                                .weight = saved_weight.get(owner).view(),
                                .rstd = rstd.view(),
                                .grad_y = grad,
-                               .grad_x = as_rows(into.target(0)),
+                               .grad_x = grad_x,
                                .grad_weight = into.weight_target(1),
                                .offset = offset,
                                .grad_x_sums = into.sums_target(0)};

@@ -12,8 +12,6 @@
 // kDim and swizzled; and products of tiles, with sums in a warp's registers.
 namespace tessera::kernels::cuda {
 
-inline constexpr float kLn2 = 0.69314718055994530942F;
-
 using Bf16Tile = SharedArray<BFloat16>;
 
 /// Starts to load kRows rows of a head from row `first` on; rows from `rows` on become zeros.

@@ -1,6 +1,5 @@
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "core/base/context.h"
 #include "kernels/cross_entropy.h"
@@ -26,38 +25,16 @@ struct Cap {
   }
 };
 
-/// exp(x - maximum); for floats, a multiply-add and a power of 2. The rounded product maximum log2(e) is a common
-/// factor of all terms of a row, which cancels as long as sums of terms are brought together by rescale().
-template <typename A>
-struct ExpOfDifference {
-  static constexpr bool kPowerOf2 = std::is_same_v<A, float>;
-  A maximum, shift;
-  __device__ __forceinline__ explicit ExpOfDifference(A from)
-      : maximum(from), shift(kPowerOf2 ? from * static_cast<A>(kLog2E) : from) {}
-  __device__ __forceinline__ A operator()(A x) const {
-    if constexpr (kPowerOf2) return fast_exp2(std::fma(x, kLog2E, -shift));
-    return std::exp(x - shift);
-  }
-  /// By which a sum of terms around another maximum is multiplied.
-  __device__ __forceinline__ A rescale(const ExpOfDifference& from) const {
-    if constexpr (kPowerOf2) return fast_exp2(from.shift - shift);
-    return std::exp(from.shift - shift);
-  }
-  /// Logarithm of a sum of exp(x), without `maximum`.
-  __device__ __forceinline__ A log_sum(A sum) const {
-    constexpr A kLn2 = static_cast<A>(0.693147180559945309417);
-    if constexpr (kPowerOf2) return std::log(sum) - kLn2 * std::fma(maximum, kLog2E, -shift);
-    return std::log(sum);
-  }
-};
+/// e^x; for floats by a power of 2, with an error of 2 ulp and of x's rounding.
+__device__ __forceinline__ double exponential(double x) { return std::exp(x); }
+__device__ __forceinline__ float exponential(float x) { return fast_exp2(x * kLog2E); }
 
 // Running maximum and sum of exp(element - maximum), in one pass (arXiv:1805.02867). The maximum
-// starts at a finite number, so that a thread that saw only -inf, or nothing, adds 0.
+// starts at the lowest finite number, so that a thread that saw only -inf, or nothing, adds 0.
 template <bool kCapped, typename A>
 struct OnlineSoftmax {
-  static constexpr A kLowest = std::numeric_limits<A>::lowest() / 2;  // times log2(e), still finite
   Cap<kCapped, A> cap;
-  ExpOfDifference<A> exponential{kLowest};
+  A maximum = std::numeric_limits<A>::lowest();
   A sum = 0;
 
   template <int N, typename T>
@@ -66,27 +43,25 @@ struct OnlineSoftmax {
     for (int k = 0; k < N; ++k) values[k] = cap(widen(logits[k]));
     A highest = values[0];
     for (int k = 1; k < N; ++k) highest = std::fmax(values[k], highest);
-    if (highest > exponential.maximum) {
-      const ExpOfDifference<A> higher(highest);
-      sum *= higher.rescale(exponential);
-      exponential = higher;
+    if (highest > maximum) {
+      sum *= exponential(maximum - highest);
+      maximum = highest;
     }
-    for (int k = 0; k < N; ++k) sum += exponential(values[k]);
+    for (int k = 0; k < N; ++k) sum += exponential(values[k] - maximum);
   }
 };
 
 template <bool kCapped, typename T>
 struct RowGradient {
   Cap<kCapped, Compute<T>> cap;
-  ExpOfDifference<Compute<T>> exponential;
-  Compute<T> factor, at_target;
+  Compute<T> maximum, factor, at_target;
   int target;
 
   /// Writes the gradients of logits i, i + 1, ...
   template <int N>
   __device__ __forceinline__ void write(T* row, int i, const Pack<T, N>& pack) const {
     Compute<T> gradients[N];
-    for (int k = 0; k < N; ++k) gradients[k] = exponential(cap(widen(pack[k]))) * factor;
+    for (int k = 0; k < N; ++k) gradients[k] = exponential(cap(widen(pack[k])) - maximum) * factor;
     if (target >= i && target < i + N)
       for (int k = 0; k < N; ++k) gradients[k] -= i + k == target ? at_target : Compute<T>(0);
     if constexpr (kCapped)
@@ -136,15 +111,13 @@ __global__ void __launch_bounds__(CrossEntropyShape::most_threads(sizeof(T)))
   }
   if (tail + thread < columns) own.add(load_pack<1>(row + tail + thread));
 
-  const ExpOfDifference<A> exponential(
-      block_reduce(own.exponential.maximum, scratch, own.kLowest, Maximum{}));
-  const A sum = block_reduce(own.sum * exponential.rescale(own.exponential), scratch, A(0), Sum{});
-  if (thread == 0)
-    losses[blockIdx.x] = exponential.log_sum(sum) + (exponential.maximum - target_logit);
+  const A maximum = block_reduce(own.maximum, scratch, std::numeric_limits<A>::lowest(), Maximum{});
+  const A sum = block_reduce(own.sum * exponential(own.maximum - maximum), scratch, A(0), Sum{});
+  if (thread == 0) losses[blockIdx.x] = std::log(sum) + (maximum - target_logit);
 
   if constexpr (kWriteGradient) {
     const A scale = known ? grad_scale : nan;
-    const RowGradient<kCapped, T> gradient{cap, exponential, scale / sum, scale, target};
+    const RowGradient<kCapped, T> gradient{cap, maximum, scale / sum, scale, target};
     const auto write = [&]<int kWidth>(std::integral_constant<int, kWidth>, int i) {
       gradient.template write<kWidth>(row, i, load_pack<kWidth>(row + i));
     };

@@ -313,17 +313,16 @@ StoreColumnSums<Compute<T>> store_sums(std::int64_t width,
   return store;
 }
 
-/// All gradients at once. @return false, with nothing queued, if one kernel can't
-template <Norm norm, typename T>
+/// All gradients at once, with the sums of grad_x or else without. @return false, with nothing queued, if one kernel can't
+template <Norm norm, typename T, bool kInputSums>
 bool all_gradients(Context& context, const char* name, bool packs, const NormBackward& args,
                    const NormBackwardArguments<T>& arguments) {
   if constexpr ((kPack<T>) > 1) {
-    const bool layer = norm == Norm::kLayer;
     const GradientView &weight = args.grad_weight, &bias = args.grad_bias, &sums = args.grad_x_sums;
-    const auto store = layer ? store_sums<T>(arguments.width, {&weight, &bias, &sums})
-                             : store_sums<T>(arguments.width, {&weight, &sums});
-    return sums ? launch_norm_gradients<norm, T, true>(context, name, packs, arguments, store)
-                : launch_norm_gradients<norm, T, false>(context, name, packs, arguments, store);
+    const auto store = norm == Norm::kLayer
+                           ? store_sums<T>(arguments.width, {&weight, &bias, &sums})
+                           : store_sums<T>(arguments.width, {&weight, &sums});
+    return launch_norm_gradients<norm, T, kInputSums>(context, name, packs, arguments, store);
   }
   return false;
 }
@@ -358,9 +357,14 @@ void backward(Context& context, const char* name, const NormBackward& args) {
   const bool parameters = args.grad_weight || args.grad_bias;
   const bool packs = takes_packs<T>(arguments.width, arguments.x, arguments.weight,
                                     arguments.grad_y, arguments.grad_x);
-  if (input && parameters && all_gradients<norm, T>(context, name, packs, args, arguments)) return;
-  if (input) input_gradient<norm, T>(context, name, arguments, packs);
-  if (parameters) parameter_gradients<norm, T>(context, name, args, arguments);
+  if (input && parameters && args.grad_x_sums &&
+      all_gradients<norm, T, true>(context, name, packs, args, arguments))
+    return;
+  if (!input || !parameters ||
+      !all_gradients<norm, T, false>(context, name, packs, args, arguments)) {
+    if (input) input_gradient<norm, T>(context, name, arguments, packs);
+    if (parameters) parameter_gradients<norm, T>(context, name, args, arguments);
+  }
   if (args.grad_x_sums) input_gradient_sums<T>(context, name, args);
 }
 

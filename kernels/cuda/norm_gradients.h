@@ -12,7 +12,7 @@
 //   n = (x - mean) rstd  and  g = weight grad_y,  means over the row,
 //   grad_x      = rstd (g - mean(g) - n mean(g n)),  without mean(g) for RMS norm
 //   grad_weight = sum of n grad_y over the rows,  grad_bias = sum of grad_y,
-// and, if wanted, the sums of grad_x over the rows. Bound by memory, and nearly by instructions.
+// and, if wanted, the sums of grad_x over the rows. Memory-bound.
 // Persistent blocks, sums in registers and a second pass over the blocks' sums, as in NVIDIA's Apex
 // and Transformer Engine. Asynchronous copies bring rows to shared memory without using registers.
 //
@@ -155,8 +155,11 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
   A next_mean = mean_of(first + team), next_rstd = rstd_of(first + team);
   for (int stage = 0; first < args.rows; first += step, stage ^= 1) {
     const std::int64_t row = first + team;
-    const bool has_row = row < args.rows;                  // the same in the whole team
-    const A rstd = next_rstd, center = -next_mean * rstd;  // n = x rstd + center
+    const bool has_row = row < args.rows;  // the same in the whole team
+    const A mean = next_mean, rstd = next_rstd, center = -mean * rstd;
+    // f32 has the time to subtract the mean first, which is exact near it.
+    constexpr bool kExact = norm == Norm::kLayer && std::is_same_v<T, A>;
+    const auto normalized = [&](A x) { return kExact ? (x - mean) * rstd : x * rstd + center; };
     next_mean = mean_of(row + step);
     next_rstd = rstd_of(row + step);
     wait_copies<Shape::kStages - 1>();
@@ -168,7 +171,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
         const Pack<T, N> weight = load_pack<N>(args.weight + column);
         for (int i = 0; i < N; ++i) {
           const A upstream = widen(grad_y[i]), factor = widen(weight[i]) + args.offset;
-          const A term = upstream * (widen(x[i]) * rstd + center);
+          const A term = upstream * normalized(widen(x[i]));
           means[0] += factor * upstream;
           means[1] += factor * term;
           sums[0][k][i] += term;
@@ -177,7 +180,7 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
       });
     }
     means = team_sums(means, scratch.from(stage * 2 * Shape::kMostWarps), team_warps);
-    // grad_x = rstd g + slope x + shift
+    // Unless exact, grad_x = rstd g + slope x + shift.
     const A mean_g = norm == Norm::kLayer ? means[0] / static_cast<A>(width) : A(0);
     const A mean_gn = means[1] / static_cast<A>(width);
     const A slope = -rstd * rstd * mean_gn, shift = -rstd * (mean_gn * center + mean_g);
@@ -191,7 +194,8 @@ __global__ void __launch_bounds__(NormGradientsShape::kMostThreads)
         A out[N];
         for (int i = 0; i < N; ++i) {
           const A g = (widen(weight[i]) + args.offset) * widen(grad_y[i]);
-          out[i] = g * rstd + (widen(x[i]) * slope + shift);
+          out[i] = kExact ? rstd * (g - mean_g - normalized(widen(x[i])) * mean_gn)
+                          : g * rstd + (widen(x[i]) * slope + shift);
           if (args.accumulate) out[i] += widen(old[i]);
           if constexpr (kInputSums) sums[kSums - 1][k][i] += out[i];
         }

@@ -404,6 +404,12 @@ TEST_CASE(
     run(ops::add(other, norm(h)));
     CHECK_FALSE(sums.defined());
   }
+  {  // an addition, whose sums are known, passes its gradient on after another part
+    const Tensor h = wanting();
+    const auto [sum, y] = ops::add_layer_norm(h, rows_of({4, 3, 1, 0}), weight, bias, 1e-5);
+    run(ops::add(y, scaled(h, 2.0)));
+    CHECK_FALSE(sums.defined());
+  }
   {  // twice an input of one operation
     const Tensor h = wanting();
     run(ops::add_layer_norm(h, h, weight, bias, 1e-5).y);

@@ -112,7 +112,7 @@ NormGradientsShape norm_gradients(std::int64_t width, int pack, bool input_sums 
 
 TEST_CASE("norms: teams hold the rows whose gradients take one pass") {
   using Shape = NormGradientsShape;
-  for (const int pack : {2, 4, 8}) {
+  for (const int pack : {4, 8}) {
     for (const bool input_sums : {false, true}) {
       const int most = Shape::most_packs(input_sums);
       const std::int64_t longest = std::int64_t{Shape::kMostThreads} * most * pack;
@@ -130,7 +130,8 @@ TEST_CASE("norms: teams hold the rows whose gradients take one pass") {
           FAIL("width " << width << ", pack " << pack << ": " << shape.threads << " threads");
         const std::int64_t rows = std::int64_t{shape.threads} * shape.packs * 16 * 3 * 2;
         const std::int64_t sums = shape.teams() * shape.block_sums * 4;
-        if (shape.shared_bytes > kMostShared || shape.shared_bytes < std::max(rows, sums))
+        const std::int64_t scratch = std::int64_t{2} * 2 * Shape::kMostWarps * 4;
+        if (shape.shared_bytes > kMostShared || shape.shared_bytes < scratch + std::max(rows, sums))
           FAIL("width " << width << ", pack " << pack << ": " << shape.shared_bytes << " bytes");
       }
       CHECK(norm_gradients(longest + pack, pack, input_sums).packs == 0);

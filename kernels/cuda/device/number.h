@@ -50,6 +50,7 @@ __device__ __forceinline__ BFloat16 narrow<BFloat16>(float x) {
 }
 
 inline constexpr float kLog2E = 1.44269504088896340736F;
+inline constexpr float kLn2 = 0.69314718055994530942F;
 
 /// 2^x with an error of at most 2 ulp; 0 instead of denormals.
 __device__ __forceinline__ float fast_exp2(float x) {

@@ -85,7 +85,7 @@ __device__ __forceinline__ std::byte* shared_begin() {
 #endif
 
 /// Allocates the dynamic shared memory of a block, in the same order in all threads. The launch
-/// must request exactly what the kernel takes.
+/// must request at least what the kernel takes.
 class SharedMemory {
  public:
   __device__ __forceinline__ SharedMemory() : next_(shared_begin()) {}
