@@ -82,8 +82,8 @@ std::size_t scratch_bytes(const DeviceLimits& gpu, const NormBackward& args) {
   const bool input_packs = whole_packs && is_aligned(args.grad_x.view.data);
   const std::size_t summing_input =
       args.grad_x_sums ? column_sums_bytes(rows, width, input_packs, 1, dtype) : 0;
-  if (args.grad_x && parameters && rows > 0 && sums_pack && is_aligned(args.weight.data) &&
-      is_aligned(args.grad_x.view.data)) {
+  if (args.grad_x && parameters && rows > 0 && pack_of(dtype) > 1 && sums_pack &&
+      is_aligned(args.weight.data) && is_aligned(args.grad_x.view.data)) {
     const auto bytes = static_cast<std::size_t>(accumulator_bytes(dtype));
     for (const bool input_sums : {true, false}) {
       if (input_sums && !args.grad_x_sums) continue;

@@ -86,8 +86,9 @@ struct StoreColumnSums {
   bool accumulate[kMost] = {};
 
   __device__ __forceinline__ void operator()(std::int64_t, std::int64_t column, A sum) const {
-    TESSERA_UNROLL  // because a variable k would place the arrays on the stack
-        for (int k = 0; k < kMost; ++k) {
+    // A variable k would place the arrays on the stack.
+    TESSERA_UNROLL
+    for (int k = 0; k < kMost; ++k) {
       const std::int64_t c = column - k * columns;
       if (c < 0 || c >= columns || to[k] == nullptr) continue;
       to[k][c] = accumulate[k] ? to[k][c] + sum : sum;

@@ -60,12 +60,15 @@ struct RowGradient {
   /// Writes the gradients of logits i, i + 1, ...
   template <int N>
   __device__ __forceinline__ void write(T* row, int i, const Pack<T, N>& pack) const {
-    Compute<T> gradients[N];
-    for (int k = 0; k < N; ++k) gradients[k] = exponential(cap(widen(pack[k])) - maximum) * factor;
+    Compute<T> logits[N], gradients[N];
+    for (int k = 0; k < N; ++k) {
+      logits[k] = cap(widen(pack[k]));
+      gradients[k] = exponential(logits[k] - maximum) * factor;
+    }
     if (target >= i && target < i + N)
       for (int k = 0; k < N; ++k) gradients[k] -= i + k == target ? at_target : Compute<T>(0);
     if constexpr (kCapped)
-      for (int k = 0; k < N; ++k) gradients[k] *= cap.slope(cap(widen(pack[k])));
+      for (int k = 0; k < N; ++k) gradients[k] *= cap.slope(logits[k]);
     store_pack<N>(row + i, narrow_pack<T>(gradients));
   }
 };

@@ -313,7 +313,8 @@ StoreColumnSums<Compute<T>> store_sums(std::int64_t width,
   return store;
 }
 
-/// All gradients at once, with the sums of grad_x or else without. @return false, with nothing queued, if one kernel can't
+/// All gradients at once, with or without the sums of grad_x.
+/// @return false, with nothing queued, if one kernel can't
 template <Norm norm, typename T, bool kInputSums>
 bool all_gradients(Context& context, const char* name, bool packs, const NormBackward& args,
                    const NormBackwardArguments<T>& arguments) {
