@@ -11,7 +11,8 @@
 // A team of threads owns a row: a warp, or a block for long rows. Rows that fit into registers are
 // read once; longer ones are read in each pass. Memory-bound. With a residual, forward moves 4 rows
 // instead of the 5 of an addition and a norm. If all gradients are needed, one kernel computes them
-// (norm_gradients.h); if it can't, one kernel computes grad_x, another those of the parameters.
+// (norm_gradients.h); if it can't, one kernel computes grad_x, another those of the parameters,
+// and a third sums grad_x.
 namespace tessera::kernels::cuda {
 namespace {
 

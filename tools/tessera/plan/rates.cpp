@@ -74,7 +74,7 @@ DeviceRates h100_rates() {
   // Rows of the report in docs/gpu of 2026-11-26. Gaps between kernels: 1.1 ms in a step of 620. Products: least
   // squares over 16 shapes, which differ from it by up to 8%. Attention: B=64, T=1024, 12 heads of 64, deterministic.
   // The others: 65,536 rows of 768 or 3,072; cross-entropy 8,192 of 50,257. Kernels changed since (cross-entropy, norms'
-  // gradients, dropout) are rows of the later report of 2026-11-27.
+  // gradients, dropout) are rows of the later report of 2026-11-27; layer norm's gradients with the residual's and sums.
   constexpr double kGap = 1.8e-6;
   const auto product = [](double tflop_per_s) {
     return KernelRate{.call = kGap,
