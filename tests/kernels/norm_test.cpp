@@ -1,10 +1,12 @@
 #include "kernels/norm.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
 #include "core/base/memory.h"
 #include "kernels/elementwise.h"
+#include "kernels/scratch.h"
 #include "tests/kernels/kernel_support.h"
 #include "tests/support/paths.h"
 
@@ -134,25 +136,24 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
     const auto wanted = [&](const Buffer& of, bool is) {
       return is ? of.gradient(accumulate) : GradientView{};
     };
-    if (in.layer)
-      kernels::layer_norm_backward(
-          context, {x.view(), weight.view(), mean.view(), rstd.view(), grad_y.view(),
-                    wanted(grad_x, input), wanted(grad_weight, parameters),
-                    wanted(grad_bias, parameters), in.offset, wanted(grad_sums, input && sums)});
-    else
-      kernels::rms_norm_backward(context, {.x = x.view(),
-                                           .weight = weight.view(),
-                                           .rstd = rstd.view(),
-                                           .grad_y = grad_y.view(),
-                                           .grad_x = wanted(grad_x, input),
-                                           .grad_weight = wanted(grad_weight, parameters),
-                                           .offset = in.offset,
-                                           .grad_x_sums = wanted(grad_sums, input && sums)});
+    const kernels::NormBackward args{.x = x.view(),
+                                     .weight = weight.view(),
+                                     .mean = in.layer ? mean.view() : TensorView{},
+                                     .rstd = rstd.view(),
+                                     .grad_y = grad_y.view(),
+                                     .grad_x = wanted(grad_x, input),
+                                     .grad_weight = wanted(grad_weight, parameters),
+                                     .grad_bias = wanted(grad_bias, in.layer && parameters),
+                                     .offset = in.offset,
+                                     .grad_x_sums = wanted(grad_sums, input && sums)};
+    (in.layer ? kernels::layer_norm_backward : kernels::rms_norm_backward)(context, args);
+    return kernels::cuda::scratch_bytes(context.limits(), args);
   };
-  if (apart) run(true, false);
-  run(!apart, true);
+  const std::size_t planned = std::max(apart ? run(true, false) : 0, run(!apart, true));
   const MemoryUsage scratch = context.ledger().usage(MemoryCategory::Workspace);
   CHECK(scratch.current == 0);
+  if (context.device().type == DeviceType::CUDA)
+    CHECK(scratch.peak == static_cast<std::int64_t>(planned));
   return {{grad_x.values(), grad_weight.values(), grad_bias.values(), grad_sums.values()},
           {grad_x.bytes(), grad_weight.bytes(), grad_bias.bytes(), grad_sums.bytes()},
           scratch.peak};
