@@ -146,7 +146,10 @@ Gradients backward(Context& context, const Inputs& in, bool accumulate, bool apa
                                      .grad_bias = wanted(grad_bias, in.layer && parameters),
                                      .offset = in.offset,
                                      .grad_x_sums = wanted(grad_sums, input && sums)};
-    (in.layer ? kernels::layer_norm_backward : kernels::rms_norm_backward)(context, args);
+    if (in.layer)
+      kernels::layer_norm_backward(context, args);
+    else
+      kernels::rms_norm_backward(context, args);
     return kernels::cuda::scratch_bytes(context.limits(), args);
   };
   const std::size_t planned = std::max(apart ? run(true, false) : 0, run(!apart, true));
