@@ -8,7 +8,7 @@ TESSERA_CPU_KERNEL(grouped_gradient, GroupedGradient)
 
 void grouped_matmul(Context& context, const GroupedMatmul& args) {
   if (!args.c || args.c.view.numel() == 0) return;
-  if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(grouped_matmul, context, args);
+  if (args.a.dtype != DType::F64) TESSERA_DISPATCH_WITH_SCRATCH(grouped_matmul, context, args);
   TESSERA_DISPATCH(grouped_matmul, context, args);
 }
 

@@ -17,7 +17,7 @@ bool is_planned_on_gpu(const Context& context) {
 void product(Context& context, const Matmul& args) {
   if (args.c.numel() == 0) return;
   if (is_planned_on_gpu(context)) context.plan_library("cuBLASLt", cuda::kMostMatmulWorkspace);
-  if (args.a.dtype == DType::BF16) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
+  if (args.a.dtype != DType::F64) TESSERA_DISPATCH_WITH_SCRATCH(matmul, context, args);
   TESSERA_DISPATCH(matmul, context, args);
 }
 

@@ -7,6 +7,7 @@
 #include "core/base/context.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/attention_scores.h"
+#include "kernels/cpu/few_rows.h"
 #include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
@@ -15,7 +16,8 @@
 // One thread computes a whole head (backward: all heads that share keys and values), so the result
 // does not depend on the number of threads. Keys and values of a head are copied once into dense
 // tiles of the accumulator type, padded with zeros; tiles of kQueries x kKeys scores stay in the L1
-// cache. Scratch memory per thread grows with Tk * D.
+// cache. Scratch memory per thread grows with Tk * D. With few queries, as when tokens are
+// generated, keys and values are read where they are, once for all of them (few_rows.h).
 TESSERA_CPU_BEGIN
 namespace {
 
@@ -68,6 +70,7 @@ void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, I
 struct Sizes {
   Index batch, queries, keys, heads, kv_heads, dim;
   Index padded_keys, padded_dim;
+  Index slot_rows = 0;  // of a thread, with few queries
   Index group() const { return heads / kv_heads; }
 };
 template <typename T>
@@ -259,10 +262,85 @@ void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, const Scores& 
   }
 }
 
+/// One row for each query of a thread's heads, head by head.
+struct FewScratch : Scratch<float> {
+  using Element = float;
+  FewScratch(float* begin, const Sizes& s)
+      : Scratch<float>(begin),
+        q(take(s.slot_rows * s.dim)),
+        scores(take(s.slot_rows * s.padded_keys)),
+        out(take(s.slot_rows * s.padded_dim)) {}
+  float *q, *scores, *out;
+};
+
+/// Computes heads [head, head + heads) of a sequence: whole groups, or a part of one.
+template <typename E, typename Scores>
+void forward_heads(const AttentionForward& args, const FewScratch& s, const Sizes& sizes,
+                   Index batch, Index head, Index heads) {
+  const Index queries = sizes.queries, rows = heads * queries, width = sizes.padded_dim;
+  const Scores variant(args.variant, batch, queries, sizes.keys);
+  Index first = variant.first_key(0);
+  while (variant.skips(0, queries, first, kKeys)) first += kKeys;
+  const Index keys = variant.end_key(0, queries) - first;
+  const Index padded = round_up(keys, kKeyStep<float>);
+
+  const auto rows_of = [&](float* sums, Index sums_stride, const float* a, Index a_stride,
+                           const TensorView& b, Index n, Index k) {
+    const auto at = head_of<const E>(b, batch, head / sizes.group());
+    const Index groups = std::max<Index>(1, heads / sizes.group());
+    return FewRows<E>{sums,        sums_stride,   a, a_stride, at.data + first * at.stride,
+                      at.stride,   rows / groups, n, k,        groups,
+                      b.strides[2]};
+  };
+  for (Index row = 0; row < rows; ++row)
+    copy_columns<float, E>(s.q + row * sizes.dim, 1,
+                           head_of<const E>(args.q, batch, head + row / queries), row % queries, 1,
+                           1, sizes.dim, args.scale);
+  few_dots(rows_of(s.scores, padded, s.q, sizes.dim, args.k, keys, sizes.dim));
+  for (Index row = 0; row < rows; ++row) {
+    float* const scores = s.scores + row * padded;
+    const auto visible =
+        static_cast<std::int32_t>(variant.prepare(scores, row % queries, first, keys));
+    const float max = largest_score(scores, visible, -std::numeric_limits<float>::infinity());
+    const float sum =
+        horizontal_sum<float>(exp_row(scores, visible, static_cast<std::int32_t>(padded), max));
+    scale_row(scores, padded, 1 / sum);
+    if (args.log_sum_exp.data != nullptr)
+      static_cast<float*>(args.log_sum_exp.data)[(batch * sizes.heads + head) * queries + row] =
+          max + std::log(sum);
+  }
+  std::fill_n(s.out, rows * width, 0.0F);
+  add_few_rows(rows_of(s.out, width, s.scores, padded, args.v, sizes.dim, keys));
+  for (Index i = 0; i < heads; ++i)
+    write_rows<float, E>(head_of<E>(args.out, batch, head + i), 0, queries, sizes.dim,
+                         s.out + i * queries * width, width, false);
+}
+
+template <typename E, typename Scores>
+void forward_few(Context& context, const AttentionForward& args, Sizes sizes) {
+  const Index n = sizes.batch * sizes.heads, group = sizes.group();
+  const Index slots = std::min<Index>(context.threads().size(), n);
+  sizes.slot_rows = (n + slots - 1) / slots * sizes.queries;
+  for_each_slot<FewScratch>(
+      context, n, sizes, "attention_forward", [&](Index begin, Index end, const FewScratch& s) {
+        while (begin < end) {
+          const Index head = begin % sizes.heads;
+          const Index left = std::min(end - begin, sizes.heads - head);
+          Index heads = std::min(left, group - head % group);
+          if (heads == group) heads = left / group * group;
+          forward_heads<E, Scores>(args, s, sizes, begin / sizes.heads, head, heads);
+          begin += heads;
+        }
+      });
+}
+
 template <typename E, typename Scores>
 void forward(Context& context, const AttentionForward& args) {
   using T = Accumulator<E>;
   const Sizes sizes = sizes_of<T>(args.q, args.k);
+  if constexpr (std::is_same_v<T, float>)
+    if (sizes.group() * sizes.queries <= kFewRows)
+      return forward_few<E, Scores>(context, args, sizes);
   auto* log_sum_exp = static_cast<T*>(args.log_sum_exp.data);
   for_each_slot<ForwardScratch<T>>(
       context, sizes.batch * sizes.heads, sizes, "attention_forward",

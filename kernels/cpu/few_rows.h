@@ -6,101 +6,131 @@
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/vector.h"
 
-// Products of bf16 matrices with few rows of a, as when tokens are generated. The memory's speed is
-// the limit: each element of b is read once, in the order of addresses, and not packed or widened
-// in memory.
+// Products with few rows of a, as when tokens are generated. The memory's speed is the limit: each
+// element of b is read once, and not packed or widened in memory. A core reads faster from several
+// places at a time, each in the order of addresses, so b is read from kStreams places that lie as
+// far apart as possible. Each row's result is the same, to the bit, whatever the number of rows.
 TESSERA_CPU_BEGIN
 
 inline constexpr std::int64_t kFewRows = 16;
 /// Parts of k whose sums are added at the end; a constant, so that threads don't change results.
 inline constexpr std::int64_t kSlices = 4;
+inline constexpr std::int64_t kStreams = 4;
+/// Rows of a that are multiplied with b's elements while these are in registers.
+inline constexpr int kRowBlock = 4;
+/// Columns of b that are multiplied with all rows of a, while the first-level cache holds them.
+inline constexpr std::int64_t kColumnBlock = 1024;
 
-/// Copies of parts of four rows of b in f32.
-struct FourRows {
-  static constexpr std::int64_t kMost = 2048;
-  alignas(64) float row[4][kMost];
-
-  FourRows& copy(const BFloat16* b, std::int64_t stride, std::int64_t n) {
-    for (int r = 0; r < 4; ++r) {
-#pragma omp simd
-      for (std::int64_t j = 0; j < n; ++j) row[r][j] = load(b + r * stride + j);
+/// sums[rows, n] += a[rows, streams] b[streams, n]
+/// @param step  distance of the columns of a, and of the rows of b
+template <int rows, int streams, typename T>
+void add_rows(float* sums, std::int64_t sums_stride, const float* a, std::int64_t a_stride,
+              const T* b, std::int64_t b_stride, std::int64_t step, std::int64_t n) {
+  constexpr int kStep = kLanes<float>;
+  float factors[rows][streams];
+  for (int i = 0; i < rows; ++i)
+    for (int t = 0; t < streams; ++t) factors[i][t] = a[i * a_stride + t * step];
+  const std::int64_t next = step * b_stride;
+  std::int64_t j = 0;
+  for (; j + kStep <= n; j += kStep) {
+    Vector<float> sum[rows];
+    for (int i = 0; i < rows; ++i) sum[i] = load_vector<float>(sums + i * sums_stride + j);
+    for (int t = 0; t < streams; ++t) {
+      const Vector<float> row = load_vector<float>(b + t * next + j);
+      for (int i = 0; i < rows; ++i) sum[i] += factors[i][t] * row;
     }
-    return *this;
+    for (int i = 0; i < rows; ++i) store_vector(sums + i * sums_stride + j, sum[i]);
+  }
+  for (; j < n; ++j)
+    for (int i = 0; i < rows; ++i)
+      for (int t = 0; t < streams; ++t)
+        sums[i * sums_stride + j] += factors[i][t] * load(b + t * next + j);
+}
+
+/// sums[rows, streams] = a[rows, k] b[streams, k]^T
+/// @param step  distance of the columns of sums, and of the rows of b
+template <int rows, int streams, typename T>
+void dots(float* sums, std::int64_t sums_stride, const float* a, std::int64_t a_stride, const T* b,
+          std::int64_t b_stride, std::int64_t step, std::int64_t k) {
+  constexpr int kStep = kLanes<float>;
+  const std::int64_t next = step * b_stride;
+  Vector<float> lanes[rows][streams] = {};
+  std::int64_t p = 0;
+  for (; p + kStep <= k; p += kStep) {
+    Vector<float> from[rows];
+    for (int i = 0; i < rows; ++i) from[i] = load_vector<float>(a + i * a_stride + p);
+    for (int t = 0; t < streams; ++t) {
+      const Vector<float> row = load_vector<float>(b + t * next + p);
+      for (int i = 0; i < rows; ++i) lanes[i][t] += from[i] * row;
+    }
+  }
+  for (int i = 0; i < rows; ++i)
+    for (int t = 0; t < streams; ++t) {
+      float sum = horizontal_sum<float>(lanes[i][t]);
+      for (std::int64_t rest = p; rest < k; ++rest)
+        sum += a[i * a_stride + rest] * load(b + t * next + rest);
+      sums[i * sums_stride + t * step] = sum;
+    }
+}
+
+/// Products of `groups` matrices a, one below the other as their sums are, with matrices b that lie
+/// side by side, such as heads.
+template <typename T>
+struct FewRows {
+  float* sums;  // [groups, m, n]
+  std::int64_t sums_stride;
+  const float* a;  // [groups, m, k]
+  std::int64_t a_stride;
+  const T* b;
+  std::int64_t b_stride;
+  std::int64_t m, n, k;
+  std::int64_t groups = 1, b_distance = 0;
+
+  /// Calls block(sums, a, b) with the operands of kRowBlock rows or one row of a group, the first
+  /// argument being a constant.
+  template <typename Block>
+  void for_blocks(Block&& block) const {
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const auto call = [&](auto rows, std::int64_t i) {
+        block(rows, sums + (g * m + i) * sums_stride, a + (g * m + i) * a_stride,
+              b + g * b_distance);
+      };
+      std::int64_t i = 0;
+      for (; i + kRowBlock <= m; i += kRowBlock) call(std::integral_constant<int, kRowBlock>(), i);
+      for (; i < m; ++i) call(std::integral_constant<int, 1>(), i);
+    }
   }
 };
 
-/// Elements ahead that loads are started: the processor does it too late by itself.
-inline constexpr int kAhead = 1024;
-
-/// sums[j] += f b[j]
-inline void add_row(float* sums, float f, const BFloat16* b, std::int64_t n) {
-  constexpr int kStep = kLanes<float>;
-  std::int64_t j = 0;
-  for (; j + 4 * kStep <= n; j += 4 * kStep) {
-    __builtin_prefetch(b + j + kAhead);
-    for (int i = 0; i < 4; ++i) {
-      float* const to = sums + j + i * kStep;
-      store_vector(to, load_vector<float>(to) + f * load_vector<float>(b + j + i * kStep));
-    }
-  }
-  for (; j < n; ++j) sums[j] += f * load(b + j);
-}
-
-/// sums[m, n] += a[m, k] b[k, n]
-inline void add_few_rows(float* sums, std::int64_t sums_stride, const float* a,
-                         std::int64_t a_stride, const BFloat16* b, std::int64_t b_stride,
-                         std::int64_t m, std::int64_t n, std::int64_t k) {
-  std::int64_t p = 0;
-  FourRows four;
-  for (; m > 1 && p + 4 <= k; p += 4)
-    for (std::int64_t from = 0; from < n; from += FourRows::kMost) {
-      const std::int64_t length = std::min(FourRows::kMost, n - from);
-      const auto& row = four.copy(b + p * b_stride + from, b_stride, length).row;
-      for (std::int64_t i = 0; i < m; ++i) {
-        float* const to = sums + i * sums_stride + from;
-        const float* const f = a + i * a_stride + p;
-        const float f0 = f[0], f1 = f[1], f2 = f[2], f3 = f[3];
-#pragma omp simd
-        for (std::int64_t j = 0; j < length; ++j)
-          to[j] += f0 * row[0][j] + f1 * row[1][j] + f2 * row[2][j] + f3 * row[3][j];
-      }
-    }
-  for (; p < k; ++p)
-    for (std::int64_t i = 0; i < m; ++i)
-      add_row(sums + i * sums_stride, a[i * a_stride + p], b + p * b_stride, n);
-}
-
-/// @return the dot product of a and b
+/// sums += a b, with b [k, n]
 template <typename T>
-float dot(const float* a, const T* b, std::int64_t k) {
-  constexpr int kStep = kLanes<float>;
-  Vector<float> sums[4] = {};
-  std::int64_t p = 0;
-  for (; p + 4 * kStep <= k; p += 4 * kStep) {
-    __builtin_prefetch(b + p + kAhead);
-    for (int i = 0; i < 4; ++i)
-      sums[i] += load_vector<float>(a + p + i * kStep) * load_vector<float>(b + p + i * kStep);
-  }
-  float sum = 0;
-  const Vector<float> all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  for (int i = 0; i < kStep; ++i) sum += all[i];
-  for (; p < k; ++p) sum += a[p] * load(b + p);
-  return sum;
+void add_few_rows(const FewRows<T>& r) {
+  const std::int64_t step = r.k / kStreams;
+  const auto add = [&](auto streams, std::int64_t p) {
+    for (std::int64_t j = 0; j < r.n; j += kColumnBlock)
+      r.for_blocks([&](auto rows, float* sums, const float* a, const T* b) {
+        add_rows<rows(), streams()>(sums + j, r.sums_stride, a + p, r.a_stride,
+                                    b + p * r.b_stride + j, r.b_stride, step,
+                                    std::min(kColumnBlock, r.n - j));
+      });
+  };
+  for (std::int64_t p = 0; p < step; ++p) add(std::integral_constant<int, kStreams>(), p);
+  for (std::int64_t p = kStreams * step; p < r.k; ++p) add(std::integral_constant<int, 1>(), p);
 }
 
-/// sums[m, n] = a[m, k] b[n, k]^T
-inline void few_dots(float* sums, std::int64_t sums_stride, const float* a, const BFloat16* b,
-                     std::int64_t b_stride, std::int64_t m, std::int64_t n, std::int64_t k) {
-  std::int64_t j = 0;
-  FourRows four;
-  for (; m > 1 && k <= FourRows::kMost && j + 4 <= n; j += 4) {
-    four.copy(b + j * b_stride, b_stride, k);
-    for (std::int64_t i = 0; i < m; ++i)
-      for (int r = 0; r < 4; ++r) sums[i * sums_stride + j + r] = dot(a + i * k, four.row[r], k);
-  }
-  for (; j < n; ++j)
-    for (std::int64_t i = 0; i < m; ++i)
-      sums[i * sums_stride + j] = dot(a + i * k, b + j * b_stride, k);
+/// sums = a b^T, with b [n, k]
+template <typename T>
+void few_dots(const FewRows<T>& r) {
+  const std::int64_t step = r.n / kStreams;
+  const auto multiply = [&](auto streams, std::int64_t j) {
+    r.for_blocks([&](auto rows, float* sums, const float* a, const T* b) {
+      dots<rows(), streams()>(sums + j, r.sums_stride, a, r.a_stride, b + j * r.b_stride,
+                              r.b_stride, step, r.k);
+    });
+  };
+  for (std::int64_t j = 0; j < step; ++j) multiply(std::integral_constant<int, kStreams>(), j);
+  for (std::int64_t j = kStreams * step; j < r.n; ++j)
+    multiply(std::integral_constant<int, 1>(), j);
 }
 
 TESSERA_CPU_END

@@ -258,6 +258,88 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
   return true;
 }
 
+Index few_rows_slices(bool transposed_b) { return transposed_b ? 1 : kSlices; }
+
+/// Elements of scratch memory for products with up to m rows.
+template <typename T>
+Index few_rows_elements(Index m, Index n, Index k, bool transposed_b) {
+  const Index widened = std::is_same_v<T, BFloat16> ? k : 0;
+  return std::min(m, kFewRows) * (widened + few_rows_slices(transposed_b) * n);
+}
+
+/// @return false if the product has many rows, or a is transposed: nothing was computed
+template <typename T, typename C>
+bool multiplied_few_rows(Context& context, const Product<T, C>& p, float* scratch) {
+  if (p.m > kFewRows || p.a.transposed) return false;
+  const Index slices = few_rows_slices(p.b.transposed);
+  float* const sums = scratch;
+  const float* a;
+  Index a_stride = p.a.stride;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    float* const wide = sums + slices * p.m * p.n;
+    for (Index i = 0; i < p.m; ++i)
+      for (Index j = 0; j < p.k; ++j) wide[i * p.k + j] = load(p.a.data + i * p.a.stride + j);
+    a = wide;
+    a_stride = p.k;
+  } else {
+    a = p.a.data;
+  }
+
+  // Whole rows of b for up to kSlices threads.
+  const bool serial = p.m * p.n * p.k < (1 << 18);
+  const Index threads = serial ? 1 : context.threads().size();
+  const Index most =
+      p.b.transposed ? ThreadPool::kChunksPerThread * threads : (threads + slices - 1) / slices;
+  const Index parts = std::min(most, (p.n + kCut - 1) / kCut);
+  const Index width = (p.n + parts - 1) / parts;
+  context.threads().parallel_for(
+      slices * parts, serial ? slices * parts : 1, [&](Index begin, Index end) {
+        for (Index item = begin; item < end; ++item) {
+          const Index slice = item / parts, column = item % parts * width;
+          const Index columns = std::min(width, p.n - column);
+          if (columns <= 0) continue;
+          const Index first = slice * p.k / slices, last = (slice + 1) * p.k / slices;
+          const FewRows<T> rows{sums + slice * p.m * p.n + column,
+                                p.n,
+                                a + first,
+                                a_stride,
+                                p.b.at(first, column).data,
+                                p.b.stride,
+                                p.m,
+                                columns,
+                                last - first};
+          if (p.b.transposed) {
+            few_dots(rows);
+            continue;
+          }
+          for (Index i = 0; i < p.m; ++i) std::fill_n(rows.sums + i * p.n, columns, 0.0F);
+          add_few_rows(rows);
+        }
+      });
+  for (Index i = 0; i < p.m; ++i) {
+    C* const c = p.c + i * p.c_stride;
+    const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
+    const float* const from = sums + i * p.n;
+#pragma omp simd
+    for (Index j = 0; j < p.n; ++j) {
+      float sum = from[j];
+      for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
+      if (p.bias != nullptr) sum += load(p.bias + j);
+      store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
+    }
+  }
+  finish(p, {0, 0, p.m, p.n});
+  return true;
+}
+template <typename T, typename C>
+bool multiplied_few_rows(Context& context, const Product<T, C>& p) {
+  if (p.m > kFewRows || p.a.transposed) return false;
+  const Index elements = few_rows_elements<T>(p.m, p.n, p.k, p.b.transposed);
+  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
+  return workspace.is_planned() ||
+         multiplied_few_rows(context, p, static_cast<float*>(workspace.data()));
+}
+
 template <typename T>
 void multiply(Context& context, const Product<T, T>& p) {
   if constexpr (std::is_same_v<T, float>)
@@ -273,6 +355,10 @@ void multiply(Context& context, const Product<T, T>& p) {
       finish(p, part);
     }
   });
+}
+
+void multiply_f32(Context& context, const Product<float, float>& p) {
+  if (!multiplied_few_rows(context, p) && p.c != nullptr) multiply(context, p);  // null: planned
 }
 
 void widen(Context& context, float* out, const BFloat16* in, Index rows, Index columns,
@@ -303,56 +389,6 @@ void round_part(Context& context, const Product<BFloat16, BFloat16>& p, const Pa
       finish(p, {row, part.column, 1, part.columns});
     }
   });
-}
-
-/// @return false if the product has many rows, or a is transposed: nothing was computed
-template <typename C>
-bool multiplied_few_rows(Context& context, const Product<BFloat16, C>& p) {
-  if (p.m > kFewRows || p.a.transposed) return false;
-  const Index slices = p.b.transposed ? 1 : kSlices;
-  const Index elements = p.m * (p.k + slices * p.n);
-  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
-  if (workspace.is_planned()) return true;
-  auto* const a = static_cast<float*>(workspace.data());
-  float* const sums = a + p.m * p.k;
-  for (Index i = 0; i < p.m; ++i)
-    for (Index j = 0; j < p.k; ++j) a[i * p.k + j] = load(p.a.data + i * p.a.stride + j);
-
-  // Whole rows of b for up to kSlices threads.
-  const Index threads = p.m * p.n * p.k < (1 << 18) ? 1 : context.threads().size();
-  const Index parts = std::min((threads + slices - 1) / slices, (p.n + kCut - 1) / kCut);
-  const Index width = (p.n + parts - 1) / parts;
-  context.threads().parallel_for(
-      slices * parts, slices * parts / threads, [&](Index begin, Index end) {
-        for (Index item = begin; item < end; ++item) {
-          const Index slice = item / parts, column = item % parts * width;
-          const Index columns = std::min(width, p.n - column);
-          if (columns <= 0) continue;
-          const Index first = slice * p.k / slices, last = (slice + 1) * p.k / slices;
-          float* const to = sums + slice * p.m * p.n + column;
-          if (p.b.transposed) {
-            few_dots(to, p.n, a, p.b.at(0, column).data, p.b.stride, p.m, columns, p.k);
-            continue;
-          }
-          for (Index i = 0; i < p.m; ++i) std::fill_n(to + i * p.n, columns, 0.0F);
-          add_few_rows(to, p.n, a + first, p.k, p.b.at(first, column).data, p.b.stride, p.m,
-                       columns, last - first);
-        }
-      });
-  for (Index i = 0; i < p.m; ++i) {
-    C* const c = p.c + i * p.c_stride;
-    const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
-    const float* const from = sums + i * p.n;
-#pragma omp simd
-    for (Index j = 0; j < p.n; ++j) {
-      float sum = from[j];
-      for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
-      if (p.bias != nullptr) sum += load(p.bias + j);
-      store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
-    }
-  }
-  finish(p, {0, 0, p.m, p.n});
-  return true;
 }
 
 template <typename T, typename C = T>
@@ -448,19 +484,34 @@ Product<T, C> group_product(const GroupedMatmul& args, Index i, const Group& gro
           n};
 }
 
-template <typename T>
-void grouped_plain(Context& context, const GroupedMatmul& args) {
+void grouped_f32(Context& context, const GroupedMatmul& args) {
+  const Index k = args.a.shape[1], n = args.c.view.shape[1];
+  const Index elements = few_rows_elements<float>(args.a.shape[0], n, k, args.transpose_b);
+  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float),
+                            "grouped_matmul");
+  if (workspace.is_planned()) return;
   for (Index i = 0; i < args.groups; ++i) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
-    multiply(context, group_product<T, T>(args, i, group));
+    const auto product = group_product<float, float>(args, i, group);
+    if (!multiplied_few_rows(context, product, static_cast<float*>(workspace.data())))
+      multiply(context, product);
+  }
+}
+
+void grouped_f64(Context& context, const GroupedMatmul& args) {
+  for (Index i = 0; i < args.groups; ++i) {
+    const Group group(args.offsets, args.first + i);
+    if (group.rows() > 0) multiply(context, group_product<double, double>(args, i, group));
   }
 }
 
 void grouped_bf16(Context& context, const GroupedMatmul& args) {
   const Index m = args.a.shape[0], k = args.a.shape[1], n = args.c.view.shape[1];
-  const Workspace workspace(
-      context, static_cast<std::size_t>(m * k + n * k + m * n) * sizeof(float), "grouped_matmul");
+  const Index elements =
+      std::max(m * k + n * k + m * n, few_rows_elements<BFloat16>(m, n, k, args.transpose_b));
+  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float),
+                            "grouped_matmul");
   if (workspace.is_planned()) return;
   auto* const wide_a = static_cast<float*>(workspace.data());
   float* const wide_b = wide_a + m * k;
@@ -470,7 +521,9 @@ void grouped_bf16(Context& context, const GroupedMatmul& args) {
     const Group group(args.offsets, args.first + i);
     if (group.rows() == 0) continue;
     const auto product = group_product<BFloat16, BFloat16>(args, i, group);
-    if (multiplied_by_library(context, product, false)) continue;
+    if (multiplied_few_rows(context, product, wide_a) ||
+        multiplied_by_library(context, product, false))
+      continue;
     const Index columns = args.b[i].shape[1];
     widen(context, wide_a, a + group.begin * k, group.rows(), k, k);
     widen(context, wide_b, static_cast<const BFloat16*>(args.b[i].data), args.b[i].shape[0],
@@ -540,7 +593,7 @@ void matmul(Context& context, const Matmul& args) {
   if (args.a.dtype == DType::F64)
     multiply(context, product_of<double>(args, m, n, k));
   else if (args.a.dtype == DType::F32)
-    multiply(context, product_of<float>(args, m, n, k));
+    multiply_f32(context, product_of<float>(args, m, n, k));
   else if (args.c.dtype == DType::F32)
     multiply_bf16<float>(context, args, m, n, k);
   else
@@ -549,9 +602,9 @@ void matmul(Context& context, const Matmul& args) {
 
 void grouped_matmul(Context& context, const GroupedMatmul& args) {
   if (args.a.dtype == DType::F64)
-    grouped_plain<double>(context, args);
+    grouped_f64(context, args);
   else if (args.a.dtype == DType::F32)
-    grouped_plain<float>(context, args);
+    grouped_f32(context, args);
   else
     grouped_bf16(context, args);
 }

@@ -198,7 +198,10 @@ TEST_CASE("attention variants match float64: every mask, with and without a cap"
 
 TEST_CASE("attention variants match float64 on CPUs for more shapes") {
   for (const DType dtype : kComputingDTypes)
-    for (const Size& s : {Size{2, 67, 67, 4, 2, 5}, {1, 31, 131, 3, 3, 17}, {2, 1, 70, 4, 1, 8}})
+    for (const Size& s : {Size{2, 67, 67, 4, 2, 5},
+                          {1, 31, 131, 3, 3, 17},
+                          {2, 1, 70, 4, 1, 8},
+                          {2, 3, 70, 10, 5, 9}})
       for_each_variant([&](const Variant& variant) { check_variant(dtype, s, variant, kCpu); });
 }
 

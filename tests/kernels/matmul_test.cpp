@@ -204,13 +204,32 @@ TEST_CASE("matmul matches float64 for all transposes, dtypes and odd shapes") {
 }
 
 TEST_CASE("products with few rows, longer than the parts that are computed at a time") {
-  for (const DType c : {DType::F32, DType::BF16})
-    for (const std::int64_t m : {1, 3})
+  for (const Types& types : kTypes)
+    for (const std::int64_t m : {1, 7})
       for (const bool transpose_b : {false, true})
         for (const Added added : kAdded)
           for (const Size& size : {Size{m, 33, 2101}, Size{m, 2101, 31}})
-            check_case(
-                {size.m, size.k, size.n, DType::BF16, c, false, transpose_b, added, true, 5});
+            check_case({size.m, size.k, size.n, types.operand, types.result, false, transpose_b,
+                        added, true, 5});
+}
+
+TEST_CASE("with few rows, a row's product has the same bits whatever the number of rows") {
+  if (gpu_only()) return;
+  for (const DType dtype : {DType::F32, DType::BF16})
+    for (const bool transpose_b : {false, true})
+      for_each_cpu_context([&](Context& context) {
+        const auto first_row = [&](std::int64_t m) {
+          const Problem problem(
+              {m, 301, 1217, dtype, dtype, false, transpose_b, Added::Residual, true});
+          const Matrix result = problem.result();
+          problem.run(context, result);
+          std::vector<double> row = result.values();
+          row.resize(1217);
+          return row;
+        };
+        const std::vector<double> alone = first_row(1);
+        for (const std::int64_t m : {2, 4, 7, 16}) CHECK(first_row(m) == alone);
+      });
 }
 
 TEST_CASE("matmul respects strided rows and adds a bias once") {
