@@ -65,4 +65,5 @@ def main():
     print(f"\n{peer}, {o.threads} threads, {o.size}")
 
 
-main()
+if __name__ == "__main__":
+    main()

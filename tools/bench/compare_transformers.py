@@ -3,12 +3,13 @@
 
     pip install torch transformers
     python tools/bench/compare_transformers.py BUILD_DIR MODEL [--batch 2] [--seq 256] [--rounds 5] [--threads N]
+    python tools/bench/compare_transformers.py BUILD_DIR MODEL --only generate [--prompt 32] [--tokens 128] [--samples 1]
 
 One process at a time. Training: AdamW in float32 with clipping, on random tokens; transformers with sdpa attention and
-torch's fused AdamW, tessera by `tessera train`; the median step of each process without its first two. Generation: greedy, from a
-prompt of 32 tokens, `--tokens` new ones; transformers' generate() with its cache, warmed up once; tessera by
-`tessera generate --json`, without the time to load; both with a copy of the model that has no token to end a text. Prints the
-median of the rounds, and the ratio of medians.
+torch's fused AdamW, tessera by `tessera train`; the median step of each process without its first two. Generation: greedy,
+from a prompt of `--prompt` tokens, `--tokens` new ones for each of `--samples` copies of it; transformers' generate() with
+its cache, warmed up once; tessera by `tessera generate --json`, without the time to load; both with a copy of the model that
+has no token to end a text. Prints the median of the rounds, and the ratio of medians.
 """
 import argparse
 import array
@@ -23,9 +24,9 @@ import tempfile
 THEIRS = """
 import json, statistics, sys, time
 import torch, transformers
-model_dir, what, batch, seq, tokens, steps, threads = sys.argv[1:8]
-batch, seq, tokens, steps = int(batch), int(seq), int(tokens), int(steps)
-torch.set_num_threads(int(threads))
+model_dir, what = sys.argv[1:3]
+batch, seq, tokens, steps, threads, length, samples = map(int, sys.argv[3:])
+torch.set_num_threads(threads)
 torch.manual_seed(0)
 model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
 vocab = model.config.vocab_size
@@ -45,12 +46,12 @@ if what == "train":
     print(statistics.median(times[2:]))
 else:
     model.eval()
-    prompt = torch.randint(0, vocab, (1, 32), generator=torch.Generator().manual_seed(1))
+    prompt = torch.randint(0, vocab, (1, length), generator=torch.Generator().manual_seed(1)).repeat(samples, 1)
     def run(count):
         start = time.perf_counter()
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, min_new_tokens=count, max_new_tokens=count,
                              pad_token_id=0)
-        assert out.shape[1] == 32 + count
+        assert out.shape == (samples, length + count)
         return time.perf_counter() - start
     run(4)
     print(run(tokens))
@@ -61,8 +62,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("model", type=pathlib.Path)
-    for name, value in dict(batch=2, seq=256, tokens=128, steps=7, rounds=5, threads=2).items():
+    for name, value in dict(batch=2, seq=256, prompt=32, tokens=128, samples=1, steps=7, rounds=5, threads=2).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--only", choices=("train", "generate"))
     o = parser.parse_args()
     tessera = str(o.build / "bin/tessera")
     config = json.loads((o.model / "config.json").read_text())
@@ -74,7 +76,7 @@ def main():
     o.model = pathlib.Path(endless.name)
 
     def theirs(what):
-        words = [sys.executable, "-c", THEIRS, o.model, what, o.batch, o.seq, o.tokens, o.steps, o.threads]
+        words = [sys.executable, "-c", THEIRS, o.model, what, o.batch, o.seq, o.tokens, o.steps, o.threads, o.prompt, o.samples]
         return float(subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True).stdout)
 
     def train(folder):
@@ -91,14 +93,14 @@ def main():
 
     def generate():
         draw = random.Random(1)
-        prompt = [str(draw.randrange(vocab)) for _ in range(32)]
+        prompt = [str(draw.randrange(vocab)) for _ in range(o.prompt)]
         words = [tessera, "generate", o.model, "--device", "cpu", "--threads", o.threads, "--temperature", 0,
-                 "--max-new-tokens", o.tokens, "--json", "--prompt-tokens", *prompt]
+                 "--max-new-tokens", o.tokens, "--samples", o.samples, "--json", "--prompt-tokens", *prompt]
         out = json.loads(subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True).stdout)
-        assert len(out["tokens"]) == o.tokens
+        assert all(len(sample["tokens"]) == o.tokens for sample in out.get("samples", [out]))
         return out["seconds"]
 
-    times = {"train": ([], []), "generate": ([], [])}
+    times = {what: ([], []) for what in ("train", "generate") if o.only in (None, what)}
     for _ in range(o.rounds):
         for what, (ours, other) in times.items():
             with tempfile.TemporaryDirectory() as folder:
