@@ -1,5 +1,7 @@
 #include "kernels/dropout.h"
 
+#include <cmath>
+
 #include "tests/kernels/kernel_support.h"
 
 namespace tessera::test {
@@ -40,6 +42,20 @@ TEST_CASE("dropout keeps and scales elements as its stream determines") {
             check_close(y.values(), want, tolerance(dtype), accumulate ? 1.0 : 0.0);
           }
         }
+      }
+    }
+  });
+}
+
+TEST_CASE("dropout keeps an element whose draw equals the probability") {
+  for_each_context([](Context& context) {
+    for (std::uint64_t element = 0; element < 8; ++element) {
+      const float draw = uniform_from_bits(kKey.word(element));
+      for (const float p : {std::nextafter(draw, 0.0F), draw, std::nextafter(draw, 1.0F)}) {
+        const Buffer x(DType::F32, {8}, 1.0), y(DType::F32, {8});
+        drop(context, x.view(), y.gradient(false), p, 0);
+        for (std::uint64_t i = 0; i < 8; ++i) CHECK((y.values()[i] > 0.0) == kept(i, p));
+        CHECK((y.values()[element] > 0.0) == (p <= draw));
       }
     }
   });
