@@ -23,8 +23,9 @@ namespace {
 
 using Index = std::int64_t;
 
-constexpr Index kQueries = 32;  // rows of a tile of scores
-constexpr Index kKeys = 64;     // columns of a tile of scores
+constexpr Index kQueries = 32;    // rows of a tile of scores
+constexpr Index kKeys = 64;       // columns of a tile of scores
+constexpr Index kFewQueries = 4;  // from 6 on, tiles are faster
 
 /// The number of score columns is rounded up to this: to whole vectors, and to whole kTileRows,
 /// because backward also uses the columns as rows.
@@ -70,7 +71,7 @@ void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, I
 struct Sizes {
   Index batch, queries, keys, heads, kv_heads, dim;
   Index padded_keys, padded_dim;
-  Index slot_rows = 0;  // of a thread, with few queries
+  Index slot_rows = 0;  // that a thread computes at a time, with few queries
   Index group() const { return heads / kv_heads; }
 };
 template <typename T>
@@ -292,10 +293,13 @@ void forward_heads(const AttentionForward& args, const FewScratch& s, const Size
                       at.stride,   rows / groups, n, k,        groups,
                       b.strides[2]};
   };
-  for (Index row = 0; row < rows; ++row)
-    copy_columns<float, E>(s.q + row * sizes.dim, 1,
-                           head_of<const E>(args.q, batch, head + row / queries), row % queries, 1,
-                           1, sizes.dim, args.scale);
+  for (Index row = 0; row < rows; ++row) {
+    const auto q = head_of<const E>(args.q, batch, head + row / queries);
+    const E* const from = q.data + row % queries * q.stride;
+    float* const to = s.q + row * sizes.dim;
+#pragma omp simd
+    for (Index d = 0; d < sizes.dim; ++d) to[d] = args.scale * load(from + d);
+  }
   few_dots(rows_of(s.scores, padded, s.q, sizes.dim, args.k, keys, sizes.dim));
   for (Index row = 0; row < rows; ++row) {
     float* const scores = s.scores + row * padded;
@@ -320,7 +324,7 @@ template <typename E, typename Scores>
 void forward_few(Context& context, const AttentionForward& args, Sizes sizes) {
   const Index n = sizes.batch * sizes.heads, group = sizes.group();
   const Index slots = std::min<Index>(context.threads().size(), n);
-  sizes.slot_rows = (n + slots - 1) / slots * sizes.queries;
+  sizes.slot_rows = std::min(sizes.heads, (n + slots - 1) / slots) * sizes.queries;
   for_each_slot<FewScratch>(
       context, n, sizes, "attention_forward", [&](Index begin, Index end, const FewScratch& s) {
         while (begin < end) {
@@ -339,8 +343,7 @@ void forward(Context& context, const AttentionForward& args) {
   using T = Accumulator<E>;
   const Sizes sizes = sizes_of<T>(args.q, args.k);
   if constexpr (std::is_same_v<T, float>)
-    if (sizes.group() * sizes.queries <= kFewRows)
-      return forward_few<E, Scores>(context, args, sizes);
+    if (sizes.queries <= kFewQueries) return forward_few<E, Scores>(context, args, sizes);
   auto* log_sum_exp = static_cast<T*>(args.log_sum_exp.data);
   for_each_slot<ForwardScratch<T>>(
       context, sizes.batch * sizes.heads, sizes, "attention_forward",

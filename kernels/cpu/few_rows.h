@@ -6,19 +6,21 @@
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/vector.h"
 
-// Products with few rows of a, as when tokens are generated. The memory's speed is the limit: each
-// element of b is read once, and not packed or widened in memory. A core reads faster from several
-// places at a time, each in the order of addresses, so b is read from kStreams places that lie as
-// far apart as possible. Each row's result is the same, to the bit, whatever the number of rows.
+// Products with few rows of a, as when tokens are generated. The memory's speed is the limit: b is
+// read from memory once, and not packed or widened there. A core reads faster from several places
+// at a time, each in the order of addresses, so b is read from kStreams places that lie as far
+// apart as possible. Each row's result is the same, to the bit, whatever the number of rows.
 TESSERA_CPU_BEGIN
 
 inline constexpr std::int64_t kFewRows = 16;
 /// Parts of k whose sums are added at the end; a constant, so that threads don't change results.
 inline constexpr std::int64_t kSlices = 4;
 inline constexpr std::int64_t kStreams = 4;
-/// Rows of a that are multiplied with b's elements while these are in registers.
-inline constexpr int kRowBlock = 4;
-/// Columns of b that are multiplied with all rows of a, while the first-level cache holds them.
+/// Rows of a that are multiplied with b's elements while these are in registers: in sums of b's
+/// rows, and in dot products, whose sums stay in registers, too.
+inline constexpr int kAddedRows = 4;
+inline constexpr int kDotRows = kRegisters == 32 ? 4 : 3;
+/// Columns of b that are multiplied with all rows of a, while a cache holds them.
 inline constexpr std::int64_t kColumnBlock = 1024;
 
 /// sums[rows, n] += a[rows, streams] b[streams, n]
@@ -42,9 +44,11 @@ void add_rows(float* sums, std::int64_t sums_stride, const float* a, std::int64_
     for (int i = 0; i < rows; ++i) store_vector(sums + i * sums_stride + j, sum[i]);
   }
   for (; j < n; ++j)
-    for (int i = 0; i < rows; ++i)
-      for (int t = 0; t < streams; ++t)
-        sums[i * sums_stride + j] += factors[i][t] * load(b + t * next + j);
+    for (int i = 0; i < rows; ++i) {
+      float sum = sums[i * sums_stride + j];
+      for (int t = 0; t < streams; ++t) sum += factors[i][t] * load(b + t * next + j);
+      sums[i * sums_stride + j] = sum;
+    }
 }
 
 /// sums[rows, streams] = a[rows, k] b[streams, k]^T
@@ -86,9 +90,8 @@ struct FewRows {
   std::int64_t m, n, k;
   std::int64_t groups = 1, b_distance = 0;
 
-  /// Calls block(sums, a, b) with the operands of kRowBlock rows or one row of a group, the first
-  /// argument being a constant.
-  template <typename Block>
+  /// Calls block(a constant: rows, sums, a, b) with the operands of `most` rows or one of a group.
+  template <int most, typename Block>
   void for_blocks(Block&& block) const {
     for (std::int64_t g = 0; g < groups; ++g) {
       const auto call = [&](auto rows, std::int64_t i) {
@@ -96,7 +99,7 @@ struct FewRows {
               b + g * b_distance);
       };
       std::int64_t i = 0;
-      for (; i + kRowBlock <= m; i += kRowBlock) call(std::integral_constant<int, kRowBlock>(), i);
+      for (; i + most <= m; i += most) call(std::integral_constant<int, most>(), i);
       for (; i < m; ++i) call(std::integral_constant<int, 1>(), i);
     }
   }
@@ -108,7 +111,7 @@ void add_few_rows(const FewRows<T>& r) {
   const std::int64_t step = r.k / kStreams;
   const auto add = [&](auto streams, std::int64_t p) {
     for (std::int64_t j = 0; j < r.n; j += kColumnBlock)
-      r.for_blocks([&](auto rows, float* sums, const float* a, const T* b) {
+      r.template for_blocks<kAddedRows>([&](auto rows, float* sums, const float* a, const T* b) {
         add_rows<rows(), streams()>(sums + j, r.sums_stride, a + p, r.a_stride,
                                     b + p * r.b_stride + j, r.b_stride, step,
                                     std::min(kColumnBlock, r.n - j));
@@ -123,7 +126,7 @@ template <typename T>
 void few_dots(const FewRows<T>& r) {
   const std::int64_t step = r.n / kStreams;
   const auto multiply = [&](auto streams, std::int64_t j) {
-    r.for_blocks([&](auto rows, float* sums, const float* a, const T* b) {
+    r.template for_blocks<kDotRows>([&](auto rows, float* sums, const float* a, const T* b) {
       dots<rows(), streams()>(sums + j, r.sums_stride, a, r.a_stride, b + j * r.b_stride,
                               r.b_stride, step, r.k);
     });

@@ -12,10 +12,11 @@
 #include "kernels/product_library.h"
 #include "kernels/workspace.h"
 
+// With few rows, few_rows.h multiplies f32 and bf16 matrices, in parts of b's rows or columns. Else
 // oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
 // time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
 // use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
-// them; elsewhere bf16 operands are widened to f32 panels, unless there are few rows (few_rows.h).
+// them; elsewhere bf16 operands are widened to f32 panels.
 // Threads compute equal parts of the longer side of c (of contiguous bf16 matrices with many rows:
 // of its rows), cut at fixed multiples, so that results repeat for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
@@ -267,10 +268,19 @@ Index few_rows_elements(Index m, Index n, Index k, bool transposed_b) {
   return std::min(m, kFewRows) * (widened + few_rows_slices(transposed_b) * n);
 }
 
-/// @return false if the product has many rows, or a is transposed: nothing was computed
+/// Whether few_rows.h multiplies a product of bf16, or of f32 faster than Eigen: the weights exceed
+/// a core's caches, and the sums are short beside them.
+template <typename T, typename C>
+bool has_few_rows(const Product<T, C>& p) {
+  if (p.m > kFewRows || p.a.transposed) return false;
+  return std::is_same_v<T, BFloat16> ||
+         (p.n * p.k >= (1 << 18) && p.n >= 64 && p.k >= 32 * std::max<Index>(p.m, 4));
+}
+
+/// @return false if the product does not have few rows: nothing was computed
 template <typename T, typename C>
 bool multiplied_few_rows(Context& context, const Product<T, C>& p, float* scratch) {
-  if (p.m > kFewRows || p.a.transposed) return false;
+  if (!has_few_rows(p)) return false;
   const Index slices = few_rows_slices(p.b.transposed);
   float* const sums = scratch;
   const float* a;
@@ -316,24 +326,26 @@ bool multiplied_few_rows(Context& context, const Product<T, C>& p, float* scratc
           add_few_rows(rows);
         }
       });
-  for (Index i = 0; i < p.m; ++i) {
-    C* const c = p.c + i * p.c_stride;
-    const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
-    const float* const from = sums + i * p.n;
+  context.threads().parallel_for(p.n, (1 << 14) / p.m, [&](Index begin, Index end) {
+    for (Index i = 0; i < p.m; ++i) {
+      C* const c = p.c + i * p.c_stride;
+      const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
+      const float* const from = sums + i * p.n;
 #pragma omp simd
-    for (Index j = 0; j < p.n; ++j) {
-      float sum = from[j];
-      for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
-      if (p.bias != nullptr) sum += load(p.bias + j);
-      store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
+      for (Index j = begin; j < end; ++j) {
+        float sum = from[j];
+        for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
+        if (p.bias != nullptr) sum += load(p.bias + j);
+        store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
+      }
     }
-  }
-  finish(p, {0, 0, p.m, p.n});
+    finish(p, {0, begin, p.m, end - begin});
+  });
   return true;
 }
 template <typename T, typename C>
 bool multiplied_few_rows(Context& context, const Product<T, C>& p) {
-  if (p.m > kFewRows || p.a.transposed) return false;
+  if (!has_few_rows(p)) return false;
   const Index elements = few_rows_elements<T>(p.m, p.n, p.k, p.b.transposed);
   const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
   return workspace.is_planned() ||

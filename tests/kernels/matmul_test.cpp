@@ -208,7 +208,7 @@ TEST_CASE("products with few rows, longer than the parts that are computed at a 
     for (const std::int64_t m : {1, 7})
       for (const bool transpose_b : {false, true})
         for (const Added added : kAdded)
-          for (const Size& size : {Size{m, 33, 2101}, Size{m, 2101, 31}})
+          for (const Size& size : {Size{m, 33, 2101}, Size{m, 2101, 31}, Size{m, 525, 1030}})
             check_case({size.m, size.k, size.n, types.operand, types.result, false, transpose_b,
                         added, true, 5});
 }
@@ -220,7 +220,7 @@ TEST_CASE("with few rows, a row's product has the same bits whatever the number 
       for_each_cpu_context([&](Context& context) {
         const auto first_row = [&](std::int64_t m) {
           const Problem problem(
-              {m, 301, 1217, dtype, dtype, false, transpose_b, Added::Residual, true});
+              {m, 601, 1217, dtype, dtype, false, transpose_b, Added::Residual, true});
           const Matrix result = problem.result();
           problem.run(context, result);
           std::vector<double> row = result.values();
