@@ -4,27 +4,25 @@
 #include <algorithm>
 
 #include "core/base/thread_pool.h"
-#include "kernels/cpu/few_rows.h"
-#include "kernels/cpu/gelu.h"
+#include "kernels/cpu/few_rows_product.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/product.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/product_library.h"
 #include "kernels/workspace.h"
 
-// With few rows, few_rows.h multiplies f32 and bf16 matrices, in parts of b's rows or columns. Else
-// oneDNN or Eigen multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile
-// time of this file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks
-// use, has plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for
-// them; elsewhere bf16 operands are widened to f32 panels.
+// With few rows, few_rows_product.h multiplies f32 and bf16 matrices. Else oneDNN or Eigen
+// multiplies f32 matrices (product_library.h). Eigen's templates dominate the compile time of this
+// file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks use, has
+// plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for them;
+// elsewhere bf16 operands are widened to f32 panels.
 // Threads compute equal parts of the longer side of c (of contiguous bf16 matrices with many rows:
 // of its rows), cut at fixed multiples, so that results repeat for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
 
-using Index = std::int64_t;
-constexpr Index kCut = 48;             // columns or rows; a multiple of Eigen's register tiles
 constexpr Index kRowsForLibrary = 96;  // of f32: Eigen multiplies fewer rows faster
 // The AMX kernel of oneDNN 2.6 takes contiguous bf16 matrices only, and is slow if no multiple of 64
 // divides the rows (docs/cpu-performance.md). Not measured on processors with AVX512-BF16 alone.
@@ -36,19 +34,6 @@ constexpr Index kPanelColumns = 2048;   // columns of b and c per panel, for bf1
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
 using Out = Eigen::Map<RowMajor, 0, Eigen::OuterStride<>>;
-
-/// A row-major matrix [rows, columns], or the transpose of one.
-template <typename T>
-struct Operand {
-  const T* data;
-  Index stride;
-  bool transposed;
-  /// Block that starts at (row, column) of the matrix after transposition.
-  Operand at(Index row, Index column) const {
-    return {transposed ? data + column * stride + row : data + row * stride + column, stride,
-            transposed};
-  }
-};
 
 /// c += op(a) op(b)
 void add_product(const Operand<float>& a, const Operand<float>& b, float* c, Index c_stride,
@@ -77,92 +62,6 @@ void add_product(const Operand<double>& a, const Operand<double>& b, double* c, 
 #pragma omp simd
       for (Index j = 0; j < n; ++j) row[j] += factor * from[j * step];
     }
-  }
-}
-
-struct Part {
-  Index row, column, rows, columns;
-};
-
-/// A matrix cut along one side.
-struct Parts {
-  bool by_columns;
-  Index m, n, cut, pieces, count;
-  Parts(Index rows, Index columns, Index most, bool columns_are_cut, Index multiple = kCut)
-      : by_columns(columns_are_cut),
-        m(rows),
-        n(columns),
-        cut(multiple),
-        pieces((length() + cut - 1) / cut),
-        count(std::min(most, pieces)) {}
-  Part operator[](Index i) const {
-    const Index first = i * pieces / count * cut;
-    const Index size = std::min(length(), (i + 1) * pieces / count * cut) - first;
-    return by_columns ? Part{0, first, m, size} : Part{first, 0, size, n};
-  }
-
- private:
-  Index length() const { return by_columns ? n : m; }
-};
-
-/// c = op(a) op(b) [+ bias] [+ addend], where addend may be c
-template <typename T, typename C>
-struct Product {
-  Operand<T> a, b;
-  C* c;
-  Index c_stride, m, n, k;
-  const T* bias;
-  const C* addend;
-  Index addend_stride;
-  Epilogue epilogue = Epilogue::None;  // with it, c and the next are [m, n], contiguous
-  C* gelu_result = nullptr;            // Gelu: written; c is its input and may be the same
-  const C* gelu_input = nullptr;       // GeluGradient
-
-  /// One part per thread, because a library packs all of one operand anew for each part.
-  Parts parts(Context& context) const {
-    const bool serial = m * n * k < (1 << 18);
-    return {m, n, serial ? 1 : context.threads().size(), n >= m};
-  }
-};
-
-/// Whether the bias is in what the product is added to; in bf16 it is added with the product.
-template <typename T>
-constexpr bool kStartsWithBias = !std::is_same_v<T, BFloat16>;
-
-/// Whether the product is added to what start() writes.
-template <typename T, typename C>
-bool is_added(const Product<T, C>& p) {
-  return p.addend != nullptr || (kStartsWithBias<T> && p.bias != nullptr);
-}
-
-/// Writes into a part of c what the product is added to: addend, bias, both, or zeros.
-template <typename T, typename C>
-void start(const Product<T, C>& p, const Part& part) {
-  for (Index row = part.row; row < part.row + part.rows; ++row) {
-    C* const line = p.c + row * p.c_stride + part.column;
-    const bool copies = p.addend != nullptr && p.addend != p.c;
-    if (copies) std::copy_n(p.addend + row * p.addend_stride + part.column, part.columns, line);
-    if (!is_added(p)) std::fill_n(line, part.columns, C{});
-    if constexpr (kStartsWithBias<T>) {
-      if (p.bias == nullptr) continue;
-      const T* const bias = p.bias + part.column;
-      const bool adds = p.addend != nullptr;
-#pragma omp simd
-      for (Index j = 0; j < part.columns; ++j) line[j] = adds ? line[j] + bias[j] : bias[j];
-    }
-  }
-}
-
-/// Runs the epilogue on a part of c.
-template <typename T, typename C>
-void finish(const Product<T, C>& p, const Part& part) {
-  if (p.epilogue == Epilogue::None) return;
-  for (Index row = part.row; row < part.row + part.rows; ++row) {
-    const Index at = row * p.n + part.column;
-    if (p.epilogue == Epilogue::Gelu)
-      gelu(p.c + at, p.gelu_result + at, part.columns);
-    else
-      gelu_gradient<false>(p.gelu_input + at, p.c + at, p.c + at, part.columns);
   }
 }
 
@@ -257,99 +156,6 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
   if (!supported(parts, false)) return false;
   if (p.c != nullptr) multiply_parts<T, C>(context, p, parts, nullptr);  // null: a planned product
   return true;
-}
-
-Index few_rows_slices(bool transposed_b) { return transposed_b ? 1 : kSlices; }
-
-/// Elements of scratch memory for products with up to m rows.
-template <typename T>
-Index few_rows_elements(Index m, Index n, Index k, bool transposed_b) {
-  const Index widened = std::is_same_v<T, BFloat16> ? k : 0;
-  return std::min(m, kFewRows) * (widened + few_rows_slices(transposed_b) * n);
-}
-
-/// Whether few_rows.h multiplies a product of bf16, or of f32 faster than Eigen: the weights exceed
-/// a core's caches, and the sums are short beside them.
-template <typename T, typename C>
-bool has_few_rows(const Product<T, C>& p) {
-  if (p.m > kFewRows || p.a.transposed) return false;
-  return std::is_same_v<T, BFloat16> ||
-         (p.n * p.k >= (1 << 18) && p.n >= 64 && p.k >= 32 * std::max<Index>(p.m, 4));
-}
-
-/// @return false if the product does not have few rows: nothing was computed
-template <typename T, typename C>
-bool multiplied_few_rows(Context& context, const Product<T, C>& p, float* scratch) {
-  if (!has_few_rows(p)) return false;
-  const Index slices = few_rows_slices(p.b.transposed);
-  float* const sums = scratch;
-  const float* a;
-  Index a_stride = p.a.stride;
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    float* const wide = sums + slices * p.m * p.n;
-    for (Index i = 0; i < p.m; ++i)
-      for (Index j = 0; j < p.k; ++j) wide[i * p.k + j] = load(p.a.data + i * p.a.stride + j);
-    a = wide;
-    a_stride = p.k;
-  } else {
-    a = p.a.data;
-  }
-
-  // Whole rows of b for up to kSlices threads.
-  const bool serial = p.m * p.n * p.k < (1 << 18);
-  const Index threads = serial ? 1 : context.threads().size();
-  const Index most =
-      p.b.transposed ? ThreadPool::kChunksPerThread * threads : (threads + slices - 1) / slices;
-  const Index parts = std::min(most, (p.n + kCut - 1) / kCut);
-  const Index width = (p.n + parts - 1) / parts;
-  context.threads().parallel_for(
-      slices * parts, serial ? slices * parts : 1, [&](Index begin, Index end) {
-        for (Index item = begin; item < end; ++item) {
-          const Index slice = item / parts, column = item % parts * width;
-          const Index columns = std::min(width, p.n - column);
-          if (columns <= 0) continue;
-          const Index first = slice * p.k / slices, last = (slice + 1) * p.k / slices;
-          const FewRows<T> rows{sums + slice * p.m * p.n + column,
-                                p.n,
-                                a + first,
-                                a_stride,
-                                p.b.at(first, column).data,
-                                p.b.stride,
-                                p.m,
-                                columns,
-                                last - first};
-          if (p.b.transposed) {
-            few_dots(rows);
-            continue;
-          }
-          for (Index i = 0; i < p.m; ++i) std::fill_n(rows.sums + i * p.n, columns, 0.0F);
-          add_few_rows(rows);
-        }
-      });
-  context.threads().parallel_for(p.n, (1 << 14) / p.m, [&](Index begin, Index end) {
-    for (Index i = 0; i < p.m; ++i) {
-      C* const c = p.c + i * p.c_stride;
-      const C* const addend = p.addend == nullptr ? nullptr : p.addend + i * p.addend_stride;
-      const float* const from = sums + i * p.n;
-#pragma omp simd
-      for (Index j = begin; j < end; ++j) {
-        float sum = from[j];
-        for (Index slice = 1; slice < slices; ++slice) sum += from[slice * p.m * p.n + j];
-        if (p.bias != nullptr) sum += load(p.bias + j);
-        store(c + j, addend != nullptr ? sum + load(addend + j) : sum);
-      }
-    }
-    finish(p, {0, begin, p.m, end - begin});
-  });
-  return true;
-}
-template <typename T, typename C>
-bool multiplied_few_rows(Context& context, const Product<T, C>& p) {
-  if (!has_few_rows(p)) return false;
-  const Index elements = few_rows_elements<T>(p.m, p.n, p.k, p.b.transposed);
-  const Workspace workspace(context, static_cast<std::size_t>(elements) * sizeof(float), "matmul");
-  return workspace.is_planned() ||
-         multiplied_few_rows(context, p, static_cast<float*>(workspace.data()));
 }
 
 template <typename T>
