@@ -182,8 +182,8 @@ template <typename T>
 inline T largest_score(const T* scores, std::int32_t visible, T least) {
   Vector<T> largest = Vector<T>{} + least;
   for_each_vector(scores, visible, [&](std::int32_t j, Vector<T> score, auto masked) {
-    const Vector<T> larger = score > largest ? score : largest;
-    largest = masked() ? (kLaneNumbers<T> < visible - j ? larger : largest) : larger;
+    const Vector<T> raised = larger<T>(score, largest);
+    largest = masked() ? (kLaneNumbers<T> < visible - j ? raised : largest) : raised;
   });
   return horizontal_max<T>(largest);
 }

@@ -1,13 +1,13 @@
 #include "kernels/optimizer.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/cpu/random.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/moment_code.h"
 #include "kernels/workspace.h"
@@ -35,13 +35,13 @@ float updated(const AdamWRates& r, const AdamWRange& range, float param, float g
          range.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
 }
 
-// Rounds away from zero with a probability equal to the discarded fraction.
-BFloat16 round_stochastically(float value, std::uint32_t random) {
-  if (!std::isfinite(value)) return BFloat16(value);
-  const auto bits = std::bit_cast<std::uint32_t>(value) + (random & 0xffffU);
-  BFloat16 result;
-  result.bits = static_cast<std::uint16_t>(bits >> 16);
-  return result;
+/// Rounds away from zero with a probability equal to the discarded fraction.
+inline void store_stochastically(BFloat16* p, float value, std::uint32_t random) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const bool finite = (bits & 0x7f800000U) != 0x7f800000U;
+  BFloat16 nearest;
+  store(&nearest, value);
+  p->bits = finite ? static_cast<std::uint16_t>((bits + (random & 0xffffU)) >> 16) : nearest.bits;
 }
 
 template <typename P, bool kCopy, bool kCautious>
@@ -59,14 +59,18 @@ void run(Context& context, const AdamW& args, const AdamWRates& r, const AdamWRa
   const auto body = [=, &args](std::int64_t begin, std::int64_t end) {
     if (args.stochastic) {
       if constexpr (std::is_same_v<P, BFloat16>) {
-        std::array<std::uint32_t, 4> words{};
-        for (std::int64_t i = begin; i < end; ++i) {
-          const std::uint64_t at = range.first_element + static_cast<std::uint64_t>(i);
-          if (i == begin || at % 4 == 0) words = rounding.words(at / 4);
-          param[i] = round_stochastically(
-              updated<kCautious>(r, range, load(param + i), grad[i], exp_avg[i], exp_avg_sq[i]),
-              words[at % 4]);
-        }
+        for_random_words(rounding, range.first_element, begin, end,
+                         [=](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
+#pragma omp simd
+                           for (std::int64_t j = 0; j < count; ++j) {
+                             const std::int64_t i = first + j;
+                             store_stochastically(
+                                 param + i,
+                                 updated<kCautious>(r, range, load(param + i), grad[i], exp_avg[i],
+                                                    exp_avg_sq[i]),
+                                 words[j]);
+                           }
+                         });
       }
       return;
     }
@@ -151,17 +155,22 @@ void run_blocks(Context& context, const AdamW8bit& args, const AdamWRates& r,
         v_code[i] = static_cast<std::uint8_t>(
             encode_second(y, std::sqrt(std::sqrt(y)), second_random(bits)));
       }
-      for (int i = 0; i < n; ++i) {
-        if constexpr (std::is_same_v<P, BFloat16>) {
-          if (args.step.stochastic) {
-            param[i] = round_stochastically(
-                value[i], rounding.word(range.first_element + static_cast<std::uint64_t>(offset) +
-                                        static_cast<std::uint64_t>(i)));
-            continue;
-          }
+      if constexpr (std::is_same_v<P, BFloat16>) {
+        if (args.step.stochastic) {
+          for_random_words(rounding, range.first_element + static_cast<std::uint64_t>(offset), 0, n,
+                           [&](std::int64_t part, std::int64_t count, const std::uint32_t* words) {
+#pragma omp simd
+                             for (std::int64_t j = 0; j < count; ++j)
+                               store_stochastically(param + part + j, value[part + j], words[j]);
+                           });
+          continue;
         }
-        store(param + i, value[i]);
-        if (copy != nullptr) store(copy + at + i, value[i]);
+      }
+#pragma omp simd
+      for (int i = 0; i < n; ++i) store(param + i, value[i]);
+      if (copy != nullptr) {
+#pragma omp simd
+        for (int i = 0; i < n; ++i) store(copy + at + i, value[i]);
       }
     }
   };
@@ -213,9 +222,12 @@ void update(Context& context, const WeightUpdate& args) {
     };
     if (args.stochastic) {
       if constexpr (std::is_same_v<P, BFloat16>)
-        for (std::int64_t i = begin; i < end; ++i)
-          param[i] = round_stochastically(
-              value(i), rounding.word(args.first_element + static_cast<std::uint64_t>(i)));
+        for_random_words(rounding, args.first_element, begin, end,
+                         [&](std::int64_t first, std::int64_t count, const std::uint32_t* words) {
+#pragma omp simd
+                           for (std::int64_t j = 0; j < count; ++j)
+                             store_stochastically(param + first + j, value(first + j), words[j]);
+                         });
       return;
     }
     if (copy != nullptr) {

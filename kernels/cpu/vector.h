@@ -1,5 +1,9 @@
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -68,6 +72,29 @@ template <typename T>
 inline void store_vector(T* p, Vector<T> v) {
   std::memcpy(p, &v, sizeof(v));
 }
+/// Rounds as store() does.
+inline void store_vector(BFloat16* p, Vector<float> v) {
+  using Bits = std::uint32_t __attribute__((vector_size(kVectorBytes)));
+  using Halves = std::uint16_t __attribute__((vector_size(kVectorBytes / 2)));
+  const Bits u = std::bit_cast<Bits>(v);
+  const Bits bits = v == v ? u + 0x7fffU + ((u >> 16) & 1U) : u | 0x400000U;
+  const Halves upper = __builtin_convertvector(bits >> 16, Halves);
+  std::memcpy(p, &upper, sizeof(upper));
+}
+
+/// a > b ? a : b in each lane, hence b where either is NaN. One instruction on x86, where the compiler
+/// would make two of the comparison.
+template <typename T>
+inline Vector<T> larger(Vector<T> a, Vector<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) return _mm256_max_ps(a, b);
+#elif defined(__SSE2__)
+  if constexpr (std::is_same_v<T, float>) return _mm_max_ps(a, b);
+#endif
+  return a > b ? a : b;
+}
 
 template <typename T>
 using IndexVector = typename VectorOf<T>::Index;
@@ -105,10 +132,10 @@ inline T horizontal_sum(Vector<T> v) {
 }
 template <typename T>
 inline T horizontal_max(Vector<T> v) {
-  return reduce<T>(v, [](Vector<T> a, Vector<T> b) { return a > b ? a : b; });
+  return reduce<T>(v, larger<T>);
 }
 
-/// exp() of vector_math.h for vectors, with x in [-87, 88] or NaN.
+/// exp_in_range() of vector_math.h for vectors.
 inline Vector<float> exp_in_range(Vector<float> x) {
   using Bits = IndexVector<float>;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
@@ -116,12 +143,12 @@ inline Vector<float> exp_in_range(Vector<float> x) {
   const Vector<float> n = shifted - kRound;
   Vector<float> r = x - n * 0.693359375F;
   r = r + n * 2.12194440e-4F;
-  Vector<float> p = 1.9875691500e-4F * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  p = p * r * r + r + 1.0F;
+  Vector<float> p = 1.3814539975e-3F * r + 8.3687452567e-3F;
+  p = p * r + 4.1668390797e-2F;
+  p = p * r + 1.6666520398e-1F;
+  p = p * r + 4.9999993432e-1F;
+  p = p * r + 1.0F;
+  p = p * r + 1.0F;
   const Bits exponent = std::bit_cast<Bits>(shifted) - std::bit_cast<std::int32_t>(kRound);
   const Bits power = (exponent + 127) << 23;
   return p * std::bit_cast<Vector<float>>(power);

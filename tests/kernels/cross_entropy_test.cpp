@@ -77,6 +77,7 @@ TEST_CASE("cross_entropy matches float64, with and without gradient") {
     check_size(dtype, 2, 50257, 1.0);
   }
   check_size(DType::BF16, 2, 60001, 1.0);  // rows that shared memory can't keep
+  check_size(DType::F32, 1, 70001, 1.0);   // blocks of more than 1024 on the CPU
 }
 
 TEST_CASE("cross_entropy of soft-capped logits matches float64") {
@@ -150,6 +151,40 @@ TEST_CASE("cross_entropy accepts misaligned rows and logits of -inf") {
       CHECK(std::count(after.begin(), after.end(), -kInf) == offset);
     }
   });
+}
+
+/// A row of -inf up to `first`, then ascending by 90 to the end.
+std::vector<double> ascending(std::int64_t first, std::int64_t vocabulary) {
+  std::vector<double> row(static_cast<std::size_t>(vocabulary),
+                          -std::numeric_limits<double>::infinity());
+  for (std::int64_t i = first; i < vocabulary; ++i)
+    row[static_cast<std::size_t>(i)] =
+        90.0 * static_cast<double>(i) / static_cast<double>(vocabulary);
+  return row;
+}
+
+TEST_CASE("cross_entropy of ascending rows, and of rows that start or are filled with -inf") {
+  constexpr std::int64_t kVocabulary = 3001;
+  for (const DType dtype : {DType::F32, DType::F64})
+    for (const std::int64_t first : {std::int64_t{0}, std::int64_t{1500}, kVocabulary}) {
+      CAPTURE(first);
+      const auto values = ascending(first, kVocabulary);
+      const std::vector<std::int32_t> targets = {kVocabulary - 7};
+      const Expected expected = expected_of(values, targets, 1.0, 0);
+      for_each_context([&](Context& context) {
+        for (const double cap : {0.0, 1e6}) {
+          const Buffer logits(dtype, {1, kVocabulary}, values), losses(dtype, {1});
+          const IndexBuffer indices({1}, targets);
+          cross_entropy(context, {logits.view(), indices.view(), losses.view(), true, 1.0, cap});
+          if (first == kVocabulary) {
+            CHECK(std::isnan(losses.values()[0]) == (cap == 0));
+            continue;
+          }
+          check_close(losses.values(), expected.losses, 1e-5, 1.0);
+          check_close(logits.values(), expected.gradient, 1e-5, 1.0);
+        }
+      });
+    }
 }
 
 TEST_CASE("cross_entropy starts whole warps, up to the block limit") {
