@@ -1,10 +1,12 @@
 #include "kernels/matmul.h"
 
+#include <sys/resource.h>
 #include <sys/time.h>
 
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -268,6 +270,28 @@ TEST_CASE("contiguous bf16 products of many rows, of which threads compute block
            {std::pair{false, false}, {true, false}, {false, true}})
         check_case({1029, 5, 18, DType::BF16, c, transpose_a, transpose_b, added, true});
 }
+
+#if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory
+TEST_CASE("products find their working memory again, whatever is allocated between them") {
+  const auto pages_taken = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+  };
+  const auto context = Context::create({.threads = 1});
+  const Buffer a(DType::F32, {512, 768}, 1.0), b(DType::F32, {768, 768}, 1.0);
+  const Buffer c(DType::F32, {512, 768});
+  std::vector<std::unique_ptr<char[]>> small;  // settle in holes of the heap
+  small.reserve(1000);
+  long before = 0;
+  for (int i = 0; i < 34; ++i) {
+    if (i == 4) before = pages_taken();
+    kernels::matmul(*context, {a.view(), b.view(), c.view()});
+    for (std::size_t j = 0; j < 20; ++j) small.push_back(std::make_unique<char[]>(100 + 50 * j));
+  }
+  CHECK(pages_taken() - before < 300);  // the small ones take 90
+}
+#endif
 
 TEST_CASE("signals during products leave the heap intact") {
   static volatile std::sig_atomic_t signals = 0;
