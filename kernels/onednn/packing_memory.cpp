@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -39,7 +38,7 @@ class Buffers {
   }
   /// @return false if `data` is not of these buffers
   bool give_back(const void* data) noexcept {
-    if (std::bit_cast<std::uintptr_t>(data) % kHugePage != 0) return false;
+    if (reinterpret_cast<std::uintptr_t>(data) % kHugePage != 0) return false;
     const std::lock_guard lock(mutex_);
     for (Buffer& buffer : buffers_)
       if (buffer.data == data) {
@@ -67,7 +66,7 @@ class Buffers {
     auto* const all = static_cast<std::byte*>(::mmap(
         nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (all == MAP_FAILED) return nullptr;
-    const std::size_t before = -std::bit_cast<std::uintptr_t>(all) % kHugePage;
+    const std::size_t before = -reinterpret_cast<std::uintptr_t>(all) % kHugePage;
     if (before > 0) ::munmap(all, before);
     ::munmap(all + before + bytes, kHugePage - before);
     ::madvise(all + before, bytes, MADV_HUGEPAGE);
@@ -97,16 +96,15 @@ F next(const char* name) {
 }  // namespace
 
 TESSERA_EXPORT int posix_memalign(void** data, std::size_t alignment, std::size_t bytes) noexcept {
-  static auto* const malloc_s = next<decltype(&posix_memalign)>("posix_memalign");
-  void* const kept = bytes >= kKept && bytes <= SIZE_MAX / 2 && alignment <= kHugePage
-                         ? buffers().take(bytes)
-                         : nullptr;
-  if (kept == nullptr) return malloc_s(data, alignment, bytes);
+  static auto* const otherwise = next<decltype(&posix_memalign)>("posix_memalign");
+  const bool keeps = bytes >= kKept && bytes <= SIZE_MAX / 2 && alignment <= kHugePage;
+  void* const kept = keeps ? buffers().take(bytes) : nullptr;
+  if (kept == nullptr) return otherwise(data, alignment, bytes);
   *data = kept;
   return 0;
 }
 
 TESSERA_EXPORT void free(void* data) noexcept {
-  static auto* const malloc_s = next<decltype(&free)>("free");
-  if (!buffers().give_back(data)) malloc_s(data);
+  static auto* const otherwise = next<decltype(&free)>("free");
+  if (!buffers().give_back(data)) otherwise(data);
 }
