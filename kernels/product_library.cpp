@@ -1,7 +1,5 @@
 #include "kernels/product_library.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 #include <string_view>
 
@@ -11,13 +9,6 @@
 namespace tessera::kernels {
 namespace {
 
-/// Whether malloc is the C library's, and no sanitizer's or allocator's. Only then may oneDNN's calls
-/// of it go elsewhere: see onednn/packing_memory.cpp.
-bool has_plain_malloc() {
-  void* const c_library = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-  return c_library != nullptr && ::dlsym(c_library, "malloc") == ::dlsym(RTLD_DEFAULT, "malloc");
-}
-
 ProductLibrary choose() {
   ProductLibrary eigen{.name = "Eigen", .problem = ""};
   constexpr const char* kVariable = "TESSERA_ONEDNN_PLUGIN";
@@ -26,7 +17,7 @@ ProductLibrary choose() {
   if (named != nullptr && std::string_view(named) == "off") return eigen;
   if (Plugin::locate(kFile, kVariable).empty()) return eigen;
   try {
-    const Plugin plugin("oneDNN", kFile, kVariable, "", has_plain_malloc());
+    const Plugin plugin("oneDNN", kFile, kVariable, "");
     plugin.require_version("tessera_onednn_plugin_version", kProductPluginVersion);
     return {
         .name = plugin.symbol<const char* (*)()>("tessera_onednn_name")(),

@@ -87,13 +87,12 @@ std::string why_unfit(const fs::path& path) {
 }  // namespace
 
 Plugin::Plugin(std::string_view what, std::string_view file, const char* variable,
-               const std::string& path, bool own_symbols_first)
+               const std::string& path)
     : path_(path.empty() ? find_file(what, file, variable) : path) {
   // The dynamic linker searches for a name without a directory, so there is no file to check here.
   const std::string unfit = path_.find('/') == std::string::npos ? "" : why_unfit(path_);
   require<Unsupported>(unfit.empty(), "the {} can't be loaded: {}: {}", what, path_, unfit);
-  library_ =
-      ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | (own_symbols_first ? RTLD_DEEPBIND : 0));
+  library_ = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ != nullptr) return;
   const char* why = ::dlerror();
   throw Unsupported("the {} can't be loaded: {}", what, why == nullptr ? path_ : why);

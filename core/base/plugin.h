@@ -15,11 +15,9 @@ class Plugin {
   ///   where the dynamic linker searches: programs that link an installed tessera find its plugins
   /// @param variable  environment variable that overrides the file's path
   /// @param path      if not empty, overrides both
-  /// @param own_symbols_first  functions of the plugin come before the program's of the same name,
-  ///   for the plugin and its dependencies
   /// @throws Unsupported naming the missing file or dependency
   Plugin(std::string_view what, std::string_view file, const char* variable,
-         const std::string& path, bool own_symbols_first = false);
+         const std::string& path);
 
   /// Path of the file to load, not validated; empty if there is none.
   static std::string locate(std::string_view file, const char* variable);

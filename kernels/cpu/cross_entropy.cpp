@@ -11,7 +11,7 @@
 TESSERA_CPU_BEGIN
 namespace {
 
-/// e^x for x <= 0 or NaN; for f32 at least 1e-38.
+/// e^x for x <= 0 or NaN; for f32 at least 1e-38. Infinity gives NaN, or for f64 infinity.
 inline float exp_below(float x) { return exp_in_range(x < -87.0F ? -87.0F : x); }
 inline double exp_below(double x) { return exp_in_range(x); }
 inline Vector<float> exp_below(Vector<float> x) {
@@ -19,41 +19,53 @@ inline Vector<float> exp_below(Vector<float> x) {
 }
 inline Vector<double> exp_below(Vector<double> x) { return exp_in_range(x); }
 
-/// Cross-entropy of a row of logits of type T, computed in A. The row is read from memory once, in
+/// Cross-entropy of a row of logits of type T, computed in A. For the loss the row is read once, in
 /// blocks that stay in the first-level cache for two loops: the maximum so far, then exponentials
 /// relative to it and their sum. Computing the exponentials takes about as long as reading a block,
 /// so that loop also prefetches.
-template <bool kCapped, typename T, typename A>
+/// @tparam kReplaces  the loss overwrites logits by what the gradient needs: exponentials, or capped
+///   logits. Only where T is as precise as A, and the gradient follows
+template <bool kCapped, bool kReplaces, typename T, typename A>
 class Row {
  public:
   Row(T* logits, std::int64_t vocabulary, A cap)
       : logits_(logits),
         vocabulary_(vocabulary),
-        block_(std::max(kBlock, (vocabulary / kMostBlocks / kStep + 1) * kStep)),
+        block_(kReplaces ? std::max(kBlock, (vocabulary / kMostBlocks / kStep + 1) * kStep)
+                         : kBlock),
         cap_(cap),
         inverse_cap_(kCapped ? A(1) / cap : A(0)) {}
 
-  /// Returns the loss. If write_gradient() follows, logits as precise as A are replaced by what it
-  /// needs of them: exponentials, or capped logits.
-  template <bool kReplace>
   A loss(std::int32_t target) {
     const A target_logit = capped(load(logits_ + target));
     A last = std::numeric_limits<A>::lowest();
     for_blocks([&](T* x, std::int64_t n, std::int64_t block) {
-      max_ = maximum < kReplace && kCapped > (x, n);
-      const A reference = std::max(max_, last);  // finite, also after logits of -inf alone
-      const A sum = exponentials<kReplace>(x, n, reference);
+      // The reference is finite, also after logits of -inf alone.
+      A reference = 0, sum = 0;
+      if constexpr (kCapped) {
+        A buffer[kReplaces ? 1 : kBlock];
+        A* c = buffer;
+        if constexpr (kReplaces) c = x;
+        max_ = maximum(x, n, c);
+        reference = std::max(max_, last);
+        sum = exponentials<false>(c, n, reference);
+      } else {
+        max_ = maximum(x, n, nullptr);
+        reference = std::max(max_, last);
+        sum = exponentials<kReplaces>(x, n, reference);
+      }
       sum_ = sum_ * exp_below(last - reference) + sum;
-      references_[block] = last = reference;
+      if constexpr (kReplaces) references_[block] = reference;
+      last = reference;
     });
     return std::log(sum_) + (max_ - target_logit);
   }
 
-  /// Replaces the row by grad_scale * d loss / d logits; after loss(target, true).
+  /// Replaces the row by grad_scale * d loss / d logits, after loss().
   void write_gradient(std::int32_t target, A grad_scale) {
     const A scale = grad_scale / sum_;
     T* const hit = logits_ + target;
-    if constexpr (kPrecise && !kCapped) {
+    if constexpr (kReplaces && !kCapped) {
       for_blocks([&](T* x, std::int64_t n, std::int64_t block) {
         const A factor = scale * exp_below(references_[block] - max_);
 #pragma omp simd
@@ -73,7 +85,6 @@ class Row {
  private:
   static constexpr int kWidth = kLanes<A>, kUnrolled = 2, kStep = kUnrolled * kWidth;
   static constexpr std::int64_t kBlock = 1024, kMostBlocks = 64, kAhead = 2048;  // elements
-  static constexpr bool kPrecise = std::is_same_v<T, A>;
 
   /// Calls body(first, count, number of the block); every block but the last is whole steps long.
   template <typename Body>
@@ -88,47 +99,45 @@ class Row {
     return logit;
   }
 
-  /// Maximum of max_ and n capped logits that aren't NaN; kStore writes them over the logits.
-  template <bool kStore>
-  A maximum(T* x, std::int64_t n) const {
+  /// Maximum of max_ and n capped logits that aren't NaN.
+  /// @param capped_logits  receives them, if kCapped; may be x
+  A maximum(const T* x, std::int64_t n, A* capped_logits) const {
     Vector<A> parts = Vector<A>{} + max_;
     std::int64_t i = 0;
     for (; i + kWidth <= n; i += kWidth) {
       const Vector<A> c = capped(load_vector<A>(x + i));
-      if constexpr (kStore) store_vector<A>(x + i, c);
+      if constexpr (kCapped) store_vector<A>(capped_logits + i, c);
       parts = larger<A>(c, parts);
     }
     A result = horizontal_max<A>(parts);
     for (; i < n; ++i) {
       const A c = capped(load(x + i));
-      if constexpr (kStore) store(x + i, c);
+      if constexpr (kCapped) capped_logits[i] = c;
       result = std::max(result, c);
     }
     return result;
   }
 
-  /// Sum of e^(capped logit - reference) over n logits.
-  template <bool kReplace>
-  A exponentials(T* x, std::int64_t n, A reference) const {
-    constexpr bool kStore = kReplace && !kCapped;
-    const auto term = [&](auto c) { return exp_below((kReplace ? c : capped(c)) - reference); };
+  /// Sum of e^(c - reference) over n numbers, which the terms replace if kStore.
+  template <bool kStore, typename C>
+  A exponentials(C* c, std::int64_t n, A reference) const {
     Vector<A> parts[kUnrolled]{};
     std::int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
-      for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(T)))
-        __builtin_prefetch(x + i + kAhead + line, 0, 2);
+      for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(C)))
+        __builtin_prefetch(c + i + kAhead + line, 0, 2);
 #pragma GCC unroll 2
       for (int u = 0; u < kUnrolled; ++u) {
-        T* const at = x + i + u * kWidth;
-        const Vector<A> e = term(load_vector<A>(at));
+        C* const at = c + i + u * kWidth;
+        const Vector<A> e = exp_below(load_vector<A>(at) - reference);
         if constexpr (kStore) store_vector<A>(at, e);
         parts[u] += e;
       }
     }
     A sum = horizontal_sum<A>(parts[0] + parts[1]);
     for (; i < n; ++i) {
-      const A e = term(load(x + i));
-      if constexpr (kStore) store(x + i, e);
+      const A e = exp_below(load(c + i) - reference);
+      if constexpr (kStore) store(c + i, e);
       sum += e;
     }
     return sum;
@@ -137,7 +146,7 @@ class Row {
   /// scale * e^(c - max) - hit, times dc / d logit, where c is the capped logit.
   template <typename V>
   V gradient(V logit, A scale, A hit) const {
-    const V c = kPrecise ? logit : capped(logit), g = exp_below(c - max_) * scale - hit;
+    const V c = kReplaces ? logit : capped(logit), g = exp_below(c - max_) * scale - hit;
     return kCapped ? g * (A(1) - c * inverse_cap_ * (c * inverse_cap_)) : g;
   }
 
@@ -145,7 +154,7 @@ class Row {
   std::int64_t vocabulary_, block_;
   A cap_, inverse_cap_;
   A max_ = -std::numeric_limits<A>::infinity(), sum_ = 0;
-  A references_[kMostBlocks];
+  A references_[kReplaces ? kMostBlocks : 1];
 };
 
 template <bool kCapped, typename T, typename A>
@@ -156,9 +165,9 @@ A cross_entropy_row(T* logits, std::int64_t vocabulary, std::int32_t target, boo
       for (std::int64_t i = 0; i < vocabulary; ++i) store(logits + i, A(0));
     return 0;
   }
-  Row<kCapped, T, A> row(logits, vocabulary, cap);
-  if (!write_gradient) return row.template loss<false>(target);
-  const A loss = row.template loss<std::is_same_v<T, A>>(target);
+  if (!write_gradient) return Row<kCapped, false, T, A>(logits, vocabulary, cap).loss(target);
+  Row<kCapped, std::is_same_v<T, A>, T, A> row(logits, vocabulary, cap);
+  const A loss = row.loss(target);
   row.write_gradient(target, grad_scale);
   return loss;
 }

@@ -35,7 +35,8 @@ float updated(const AdamWRates& r, const AdamWRange& range, float param, float g
          range.rate * m / (std::sqrt(v) * r.v_scale + r.eps);
 }
 
-/// Rounds away from zero with a probability equal to the discarded fraction.
+/// Rounds away from zero with a probability equal to the discarded fraction; infinities and NaNs as
+/// store() does.
 inline void store_stochastically(BFloat16* p, float value, std::uint32_t random) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const bool finite = (bits & 0x7f800000U) != 0x7f800000U;

@@ -21,7 +21,7 @@ inline constexpr std::int64_t kWordsDrawn = 4 * kVectors * kCounters;
 inline Lanes product_of_halves(Lanes a, Lanes b) {
 #if defined(__AVX512F__)
   return std::bit_cast<Lanes>(
-      _mm512_mul_epu32(std::bit_cast<__m512i>(a), std::bit_cast<__m512i>(b)));
+      _mm512_maskz_mul_epu32(0xFF, std::bit_cast<__m512i>(a), std::bit_cast<__m512i>(b)));
 #elif defined(__AVX2__)
   return std::bit_cast<Lanes>(
       _mm256_mul_epu32(std::bit_cast<__m256i>(a), std::bit_cast<__m256i>(b)));
@@ -70,16 +70,16 @@ inline void draw(const RngKey& key, std::uint64_t first, std::uint32_t* words) {
 }
 
 /// Calls body(i, count, words) for parts [i, i + count) of [begin, end): words[j] is word
-/// first_element + i + j of the stream.
+/// first_element + i + j of the stream. Parts end at multiples of 256, whatever `begin` is.
 template <typename Body>
 void for_random_words(const RngKey& key, std::uint64_t first_element, std::int64_t begin,
                       std::int64_t end, const Body& body) {
-  constexpr std::int64_t kWords = 256;
-  std::uint32_t words[kWords];
+  constexpr std::int64_t kPart = 256;
+  std::uint32_t words[kPart + kWordsDrawn];
   for (std::int64_t i = begin; i < end;) {
     const std::uint64_t number = first_element + static_cast<std::uint64_t>(i);
     const auto skip = static_cast<std::int64_t>(number % 4);
-    const std::int64_t count = std::min(end - i, kWords - skip);
+    const std::int64_t count = std::min(end - i, kPart - i % kPart);
     for (std::int64_t w = 0; w < skip + count; w += kWordsDrawn)
       draw(key, number / 4 + static_cast<std::uint64_t>(w / 4), words + w);
     body(i, count, static_cast<const std::uint32_t*>(words + skip));

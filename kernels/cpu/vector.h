@@ -82,12 +82,12 @@ inline void store_vector(BFloat16* p, Vector<float> v) {
   std::memcpy(p, &upper, sizeof(upper));
 }
 
-/// a > b ? a : b in each lane, hence b where either is NaN. One instruction on x86, where the compiler
-/// would make two of the comparison.
+/// a > b ? a : b in each lane, hence b where either is NaN. One instruction for f32 on x86, where the
+/// compiler would make two of the comparison.
 template <typename T>
 inline Vector<T> larger(Vector<T> a, Vector<T> b) {
 #if defined(__AVX512F__)
-  if constexpr (std::is_same_v<T, float>) return _mm512_max_ps(a, b);
+  if constexpr (std::is_same_v<T, float>) return _mm512_mask_max_ps(a, 0xFFFF, a, b);
 #elif defined(__AVX2__)
   if constexpr (std::is_same_v<T, float>) return _mm256_max_ps(a, b);
 #elif defined(__SSE2__)

@@ -11,8 +11,7 @@
 TESSERA_CPU_BEGIN
 
 /// e^x for f32 with x in [-87, 88] or NaN, which stays NaN; relative error below 2e-7. Cody-Waite
-/// reduction by ln 2 and 1 + r + r^2 q(r), whose largest relative error 3e-9 is minimal for |r| <=
-/// ln(2) / 2.
+/// reduction by ln 2 and 1 + r + r^2 q(r), whose relative error is below 4e-9 for |r| <= ln(2) / 2.
 inline float exp_in_range(float x) {
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504088896341F + kRound;

@@ -90,6 +90,26 @@ TEST_CASE("cross_entropy of soft-capped logits matches float64") {
   }
 }
 
+TEST_CASE("cross_entropy gives the same losses with and without gradient, none negative") {
+  for (const double softcap : {0.0, 30.0})
+    for (const std::int64_t vocabulary : {1, 8, 65, 5003}) {
+      CAPTURE(vocabulary);
+      constexpr std::int64_t kRows = 200;
+      const auto values = Buffer::normal(kRows * vocabulary, 3, 40.0);
+      const IndexBuffer targets({kRows}, std::vector<std::int32_t>(kRows, 0));
+      const auto context = Context::create({.threads = 1});
+      std::vector<std::vector<double>> losses;
+      for (const bool write_gradient : {false, true}) {
+        const Buffer logits(DType::F32, {kRows, vocabulary}, values), loss(DType::F32, {kRows});
+        cross_entropy(*context,
+                      {logits.view(), targets.view(), loss.view(), write_gradient, 1.0, softcap});
+        losses.push_back(loss.values());
+      }
+      CHECK(losses[0] == losses[1]);
+      CHECK(*std::min_element(losses[0].begin(), losses[0].end()) >= 0.0);
+    }
+}
+
 TEST_CASE("cross_entropy does not overflow on large logits") {
   for (const DType dtype : kComputingDTypes)
     for (const double spread : {1e4, 1e10, 1e30}) check_size(dtype, 6, 31, spread);
@@ -176,8 +196,11 @@ TEST_CASE("cross_entropy of ascending rows, and of rows that start or are filled
           const Buffer logits(dtype, {1, kVocabulary}, values), losses(dtype, {1});
           const IndexBuffer indices({1}, targets);
           cross_entropy(context, {logits.view(), indices.view(), losses.view(), true, 1.0, cap});
-          if (first == kVocabulary) {
+          if (first == kVocabulary) {  // the cap makes equal finite logits of -inf
+            const auto gradient = logits.values();
             CHECK(std::isnan(losses.values()[0]) == (cap == 0));
+            CHECK(std::all_of(gradient.begin(), gradient.end(),
+                              [=](double g) { return std::isnan(g) == (cap == 0); }));
             continue;
           }
           check_close(losses.values(), expected.losses, 1e-5, 1.0);
@@ -185,6 +208,25 @@ TEST_CASE("cross_entropy of ascending rows, and of rows that start or are filled
         }
       });
     }
+}
+
+TEST_CASE("cross_entropy of a row with NaN or infinity in its last block is NaN") {
+  constexpr std::int64_t kVocabulary = 2500;
+  for_each_context([&](Context& context) {
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      auto values = Buffer::normal(2 * kVocabulary, 4);
+      values[2490] = bad;
+      const Buffer logits(DType::F32, {2, kVocabulary}, values), losses(DType::F32, {2});
+      const IndexBuffer targets({2}, {3, kIgnoreTarget});
+      cross_entropy(context, {logits.view(), targets.view(), losses.view(), true, 1.0});
+      const auto gradient = logits.values();
+      CHECK(std::isnan(losses.values()[0]));
+      CHECK(losses.values()[1] == 0.0);
+      for (std::size_t i = 0; i < gradient.size(); ++i)
+        CHECK((i < kVocabulary ? std::isnan(gradient[i]) : gradient[i] == 0.0));
+    }
+  });
 }
 
 TEST_CASE("cross_entropy starts whole warps, up to the block limit") {

@@ -1,8 +1,14 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
 #include <vector>
 
+#include "kernels/onednn/packing_memory.h"
 #include "kernels/onednn/primitive.h"
 #include "kernels/product_library.h"
 
@@ -12,6 +18,7 @@ namespace {
 using kernels::LibraryProduct;
 using kernels::onednn::has_primitive;
 using kernels::onednn::multiply_by_primitive;
+using kernels::onednn::PackingBuffers;
 
 /// Numbers of few bits, so that sums are exact in any order, and in bf16.
 float value(std::int64_t i) { return static_cast<float>(i * 7919 % 5 - 2); }
@@ -51,6 +58,44 @@ bool check(LibraryProduct::Form f) {
 }
 
 }  // namespace
+
+TEST_CASE("packing buffers are kept, of each size as many as were in use at once") {
+  constexpr std::size_t kLeast = PackingBuffers::kLeast;
+  const auto buffers = std::make_unique<PackingBuffers>();
+  void* const small = buffers->take(300 << 10);
+  void* const large = buffers->take(kLeast + 1);
+  std::memset(large, 1, 2 * kLeast);
+  CHECK(buffers->take(kLeast) != small);
+  CHECK(buffers->give_back(small));
+  CHECK(buffers->take(2 * kLeast) != small);
+  CHECK(buffers->take(kLeast) == small);
+  std::thread([&] { CHECK(buffers->give_back(large)); }).join();
+  CHECK(buffers->take(2 * kLeast) == large);
+  CHECK_FALSE(buffers->give_back(nullptr));
+  CHECK_FALSE(buffers->give_back(static_cast<std::byte*>(small) + 64));
+  void* const foreign = std::aligned_alloc(kLeast, kLeast);
+  CHECK_FALSE(buffers->give_back(foreign));
+  std::free(foreign);
+
+  // Threads that fill and check their buffers.
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int id = 1; id <= 4; ++id)
+    threads.emplace_back([&, id] {
+      for (int i = 0; i < 2000; ++i) {
+        const std::size_t bytes = (kLeast << (i % 3)) - 8;
+        auto* const mine = static_cast<volatile int*>(buffers->take(bytes));
+        volatile int* const last = mine + bytes / sizeof(int) - 1;
+        *mine = id;
+        *last = id;
+        std::this_thread::yield();
+        if (*mine != id || *last != id) ++wrong;
+        if (!buffers->give_back(const_cast<int*>(mine))) ++wrong;  // NOLINT(*-const-cast)
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
 
 TEST_CASE("oneDNN's primitive computes all forms") {
   const bool has_bf16 = kernels::product_library().has_bf16;
