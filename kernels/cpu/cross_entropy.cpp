@@ -31,8 +31,8 @@ class Row {
   Row(T* logits, std::int64_t vocabulary, A cap)
       : logits_(logits),
         vocabulary_(vocabulary),
-        block_(kReplaces ? std::max(kBlock, (vocabulary / kMostBlocks / kStep + 1) * kStep)
-                         : kBlock),
+        block_(kPrecise && !kCapped ? std::max(kBlock, whole_steps(vocabulary / kMostBlocks + 1))
+                                    : kBlock),
         cap_(cap),
         inverse_cap_(kCapped ? A(1) / cap : A(0)) {}
 
@@ -48,14 +48,14 @@ class Row {
         if constexpr (kReplaces) c = x;
         max_ = maximum(x, n, c);
         reference = std::max(max_, last);
-        sum = exponentials<false>(c, n, reference);
+        sum = exponentials<false>(c, n, reference, x);
       } else {
         max_ = maximum(x, n, nullptr);
         reference = std::max(max_, last);
-        sum = exponentials<kReplaces>(x, n, reference);
+        sum = exponentials<kReplaces>(x, n, reference, x);
       }
       sum_ = sum_ * exp_below(last - reference) + sum;
-      if constexpr (kReplaces) references_[block] = reference;
+      if constexpr (kRescales) references_[block] = reference;
       last = reference;
     });
     return std::log(sum_) + (max_ - target_logit);
@@ -65,7 +65,7 @@ class Row {
   void write_gradient(std::int32_t target, A grad_scale) {
     const A scale = grad_scale / sum_;
     T* const hit = logits_ + target;
-    if constexpr (kReplaces && !kCapped) {
+    if constexpr (kRescales) {
       for_blocks([&](T* x, std::int64_t n, std::int64_t block) {
         const A factor = scale * exp_below(references_[block] - max_);
 #pragma omp simd
@@ -85,6 +85,10 @@ class Row {
  private:
   static constexpr int kWidth = kLanes<A>, kUnrolled = 2, kStep = kUnrolled * kWidth;
   static constexpr std::int64_t kBlock = 1024, kMostBlocks = 64, kAhead = 2048;  // elements
+  static constexpr bool kPrecise = std::is_same_v<T, A>;
+  static constexpr bool kRescales = kReplaces && !kCapped;  ///< exponentials, by references_
+
+  static std::int64_t whole_steps(std::int64_t n) { return (n + kStep - 1) / kStep * kStep; }
 
   /// Calls body(first, count, number of the block); every block but the last is whole steps long.
   template <typename Body>
@@ -118,14 +122,15 @@ class Row {
     return result;
   }
 
-  /// Sum of e^(c - reference) over n numbers, which the terms replace if kStore.
+  /// Sum of e^(c - reference) over n numbers, which the terms replace if kStore. Prefetches what follows
+  /// the logits x.
   template <bool kStore, typename C>
-  A exponentials(C* c, std::int64_t n, A reference) const {
+  A exponentials(C* c, std::int64_t n, A reference, const T* x) const {
     Vector<A> parts[kUnrolled]{};
     std::int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
-      for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(C)))
-        __builtin_prefetch(c + i + kAhead + line, 0, 2);
+      for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(T)))
+        __builtin_prefetch(x + i + kAhead + line, 0, 2);
 #pragma GCC unroll 2
       for (int u = 0; u < kUnrolled; ++u) {
         C* const at = c + i + u * kWidth;
@@ -154,7 +159,7 @@ class Row {
   std::int64_t vocabulary_, block_;
   A cap_, inverse_cap_;
   A max_ = -std::numeric_limits<A>::infinity(), sum_ = 0;
-  A references_[kReplaces ? kMostBlocks : 1];
+  A references_[kRescales ? kMostBlocks : 1];
 };
 
 template <bool kCapped, typename T, typename A>

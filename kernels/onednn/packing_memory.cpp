@@ -11,7 +11,7 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string_view>
 
-// Each float32 product of oneDNN takes a buffer of a few MiB, into which it packs an operand, and
+// Each float32 product of oneDNN takes a buffer of 1 to 3 MB, into which it packs an operand, and
 // frees it. In malloc's heap small allocations settle in the hole, the next buffer lies elsewhere,
 // and the heap grows by tens of MiB over the first steps. So oneDNN's calls of posix_memalign() and
 // free() are redirected to functions that keep such buffers. It calls neither realloc() nor
@@ -39,25 +39,27 @@ void* map(std::size_t bytes) {
 void* PackingBuffers::take(std::size_t bytes) noexcept {
   thread_local std::size_t last = 0;  // what this thread used before lies in its caches
   const std::size_t size = std::bit_ceil(std::max(bytes, kLeast));
-  if (void* const data = take_from(last, size)) return data;
-  for (std::size_t i = 0; i < buffers_.size(); ++i)
-    if (void* const data = take_from(i, size)) {
-      last = i;
-      return data;
+  for (std::size_t i = 0; i <= buffers_.size(); ++i) {
+    const std::size_t index = i == 0 ? last : i - 1;
+    Buffer& buffer = buffers_[index];
+    const std::size_t seen = buffer.bytes;
+    if ((seen != 0 && seen != size) || buffer.in_use.exchange(true)) continue;
+    if (buffer.bytes == 0) {
+      void* const data = map(size);
+      if (data != nullptr) {
+        buffer.data = data;
+        buffer.bytes = size;
+      } else {
+        buffer.in_use = false;
+        return nullptr;
+      }
     }
-  return nullptr;
-}
-
-/// @return null unless the buffer is idle and of this size, or not yet made
-void* PackingBuffers::take_from(std::size_t index, std::size_t bytes) noexcept {
-  Buffer& buffer = buffers_[index];
-  if (buffer.in_use.exchange(true)) return nullptr;
-  if (buffer.bytes == 0) {
-    buffer.data = map(bytes);
-    if (buffer.data != nullptr) buffer.bytes = bytes;
+    if (buffer.bytes == size) {
+      last = index;
+      return buffer.data;
+    }
+    buffer.in_use = false;  // another thread has just made it, in another size
   }
-  if (buffer.bytes == bytes) return buffer.data;
-  buffer.in_use = false;
   return nullptr;
 }
 
@@ -132,7 +134,8 @@ class Library {
   }
 
   /// Lets the library's calls of `name` arrive at `function`; `before` receives where they went.
-  /// @return whether all of them do
+  /// Addresses of `name` in the library's data are left.
+  /// @return whether all calls are redirected
   template <typename F>
   bool redirect(std::string_view name, F function, F& before) const {
     bool done = false;
@@ -163,7 +166,7 @@ class Library {
     return std::bit_cast<T*>(info_.dlpi_addr + offset);
   }
 
-  /// The slot's page is read-only if the library asks for that.
+  /// The dynamic linker has made whole pages of a part of the library read-only.
   template <typename F>
   bool write(F* slot, F function) const {
     const auto page_bytes = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
@@ -171,7 +174,9 @@ class Library {
     auto* const page = std::bit_cast<void*>(address / page_bytes * page_bytes);
     const auto* const headers = info_.dlpi_phdr;
     const bool read_only = std::any_of(headers, headers + info_.dlpi_phnum, [&](const auto& part) {
-      return part.p_type == PT_GNU_RELRO && address - info_.dlpi_addr - part.p_vaddr < part.p_memsz;
+      const std::uintptr_t begin = info_.dlpi_addr + part.p_vaddr;
+      const std::uintptr_t end = (begin + part.p_memsz) / page_bytes * page_bytes;
+      return part.p_type == PT_GNU_RELRO && address >= begin && address < end;
     });
     if (read_only && ::mprotect(page, page_bytes, PROT_READ | PROT_WRITE) != 0) return false;
     __atomic_store_n(slot, function, __ATOMIC_RELEASE);
@@ -185,7 +190,8 @@ class Library {
   Relocations data_, calls_;
 };
 
-/// Runs when the plugin is loaded. Where a slot can't be set, oneDNN's memory stays malloc's.
+/// Runs when the plugin is loaded, which is never unloaded, before tessera's threads use oneDNN. Where
+/// a slot can't be set, oneDNN's memory stays malloc's.
 [[gnu::constructor]] void redirect_onednn() {
   ::dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void*) {

@@ -92,9 +92,9 @@ TEST_CASE("cross_entropy of soft-capped logits matches float64") {
 
 TEST_CASE("cross_entropy gives the same losses with and without gradient, none negative") {
   for (const double softcap : {0.0, 30.0})
-    for (const std::int64_t vocabulary : {1, 8, 65, 5003}) {
+    for (const std::int64_t vocabulary : {1, 8, 65, 5003, 70001}) {
       CAPTURE(vocabulary);
-      constexpr std::int64_t kRows = 200;
+      constexpr std::int64_t kRows = 50;
       const auto values = Buffer::normal(kRows * vocabulary, 3, 40.0);
       const IndexBuffer targets({kRows}, std::vector<std::int32_t>(kRows, 0));
       const auto context = Context::create({.threads = 1});

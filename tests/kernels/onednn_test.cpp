@@ -59,7 +59,7 @@ bool check(LibraryProduct::Form f) {
 
 }  // namespace
 
-TEST_CASE("packing buffers are kept, of each size as many as were in use at once") {
+TEST_CASE("packing buffers are kept, and used again for the same size") {
   constexpr std::size_t kLeast = PackingBuffers::kLeast;
   const auto buffers = std::make_unique<PackingBuffers>();
   void* const small = buffers->take(300 << 10);
