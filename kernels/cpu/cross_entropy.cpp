@@ -22,7 +22,7 @@ inline Vector<double> exp_below(Vector<double> x) { return exp_in_range(x); }
 /// Cross-entropy of a row of logits of type T, computed in A. For the loss the row is read once, in
 /// blocks that stay in the first-level cache for two loops: the maximum so far, then exponentials
 /// relative to it and their sum. Computing the exponentials takes about as long as reading a block,
-/// so that loop also prefetches.
+/// so that loop also prefetches, if there is no cap, which takes longer.
 /// @tparam kReplaces  the loss overwrites logits by what the gradient needs: exponentials, or capped
 ///   logits. Only where T is as precise as A, and the gradient follows
 template <bool kCapped, bool kReplaces, typename T, typename A>
@@ -48,11 +48,11 @@ class Row {
         if constexpr (kReplaces) c = x;
         max_ = maximum(x, n, c);
         reference = std::max(max_, last);
-        sum = exponentials<false>(c, n, reference, x);
+        sum = exponentials<false>(c, n, reference);
       } else {
         max_ = maximum(x, n, nullptr);
         reference = std::max(max_, last);
-        sum = exponentials<kReplaces>(x, n, reference, x);
+        sum = exponentials<kReplaces>(x, n, reference);
       }
       sum_ = sum_ * exp_below(last - reference) + sum;
       if constexpr (kRescales) references_[block] = reference;
@@ -122,15 +122,15 @@ class Row {
     return result;
   }
 
-  /// Sum of e^(c - reference) over n numbers, which the terms replace if kStore. Prefetches what follows
-  /// the logits x.
+  /// Sum of e^(c - reference) over n numbers, which the terms replace if kStore.
   template <bool kStore, typename C>
-  A exponentials(C* c, std::int64_t n, A reference, const T* x) const {
+  A exponentials(C* c, std::int64_t n, A reference) const {
     Vector<A> parts[kUnrolled]{};
     std::int64_t i = 0;
     for (; i + kStep <= n; i += kStep) {
-      for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(T)))
-        __builtin_prefetch(x + i + kAhead + line, 0, 2);
+      if constexpr (!kCapped)
+        for (int line = 0; line < kStep; line += 64 / static_cast<int>(sizeof(C)))
+          __builtin_prefetch(c + i + kAhead + line, 0, 2);
 #pragma GCC unroll 2
       for (int u = 0; u < kUnrolled; ++u) {
         C* const at = c + i + u * kWidth;
