@@ -27,11 +27,25 @@ void ConnectOptions::enter(const Membership& subgroup) {
   name = subgroup.group->key;
 }
 
+struct QueuedCommunicator::Caller {
+  std::atomic<std::int64_t> waited_ns{0};
+  std::atomic<bool> knows_failure{false};  // an error was thrown to it, or it aborted
+};
+
+namespace {
+
+// Error of each call after the one that threw `reason`.
+CommError aborted(const CommError& reason, std::string_view text) {
+  CommError error(CommFailure::Aborted, reason.culprits(), "{}: {}", text, reason.what());
+  return error.set_fate(reason.fate());
+}
+
+}  // namespace
+
 class QueuedCommunicator::QueuedWork final : public Work {
  public:
-  QueuedWork(Collective c, std::shared_ptr<FailureDomain> domain,
-             std::shared_ptr<std::atomic<std::int64_t>> waited_ns)
-      : collective(std::move(c)), domain_(std::move(domain)), waited_ns_(std::move(waited_ns)) {}
+  QueuedWork(Collective c, std::shared_ptr<FailureDomain> domain, std::shared_ptr<Caller> caller)
+      : collective(std::move(c)), domain_(std::move(domain)), caller_(std::move(caller)) {}
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   void wait() override {
     std::unique_lock lock(mutex_);
@@ -39,14 +53,18 @@ class QueuedCommunicator::QueuedWork final : public Work {
       const auto start = std::chrono::steady_clock::now();
       finished_.wait(lock, [&] { return is_done(); });
       const auto waited = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
-      *waited_ns_ += waited.count();
+      caller_->waited_ns += waited.count();
       domain_->waited_ns += waited.count();
     }
-    if (error_) throw CommError(*error_);
+    if (!error_) return;
+    if (caller_->knows_failure.exchange(true) && !ran_)
+      throw aborted(*error_, collective.describe() + " did not run");
+    throw CommError(*error_);
   }
-  void finish(const CommError* error) {
+  void finish(const CommError* error, bool ran) {
     const std::lock_guard lock(mutex_);
     if (error != nullptr) error_ = *error;
+    ran_ = ran;
     done_.store(true, std::memory_order_release);
     finished_.notify_all();  // under the lock, because the waiter may destroy this at once
   }
@@ -64,11 +82,12 @@ class QueuedCommunicator::QueuedWork final : public Work {
 
  private:
   const std::shared_ptr<FailureDomain> domain_;
-  const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_;
+  const std::shared_ptr<Caller> caller_;
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};
   std::optional<CommError> error_;
+  bool ran_ = false;
 };
 
 QueuedCommunicator::QueuedCommunicator(std::unique_ptr<CollectiveBackend> backend,
@@ -76,6 +95,7 @@ QueuedCommunicator::QueuedCommunicator(std::unique_ptr<CollectiveBackend> backen
     : backend_(std::move(backend)),
       timeout_(timeout),
       membership_(std::move(membership)),
+      caller_(std::make_shared<Caller>()),
       thread_([this] { work(); }) {
   // thread_ is the last member, so that work() sees the others constructed.
   membership_.domain->add(*this);
@@ -99,10 +119,10 @@ WorkPtr QueuedCommunicator::start(Collective collective) {
   collective.group = membership_.group;
   const auto recorder = membership_.domain->recorder();
   const std::lock_guard lock(mutex_);
-  if (failure_ && !std::exchange(reported_, true)) throw CommError(*failure_);
-  if (failure_) throw aborted_error();
+  if (failure_ && !caller_->knows_failure.exchange(true)) throw CommError(*failure_);
+  if (failure_) throw aborted(*failure_, "this communicator is dead; it failed before");
   collective.sequence = sequence_++;
-  auto item = std::make_shared<QueuedWork>(std::move(collective), membership_.domain, waited_ns_);
+  auto item = std::make_shared<QueuedWork>(std::move(collective), membership_.domain, caller_);
   item->recorder = recorder;
   if (recorder) item->entry = recorder->queued(item->collective);
   queue_.push_back(item);
@@ -126,7 +146,7 @@ std::unique_ptr<Communicator> QueuedCommunicator::split(const std::vector<int>& 
 }
 
 std::int64_t QueuedCommunicator::waited_ns() const {
-  return membership_.group ? waited_ns_->load() : membership_.domain->waited_ns.load();
+  return membership_.group ? caller_->waited_ns.load() : membership_.domain->waited_ns.load();
 }
 
 std::string QueuedCommunicator::under_way() const {
@@ -138,21 +158,12 @@ std::string QueuedCommunicator::under_way_alone() const {
   return queue_.empty() ? died_in_ : queue_.front()->collective.describe();
 }
 
-CommError QueuedCommunicator::aborted_error() const {
-  CommError error(CommFailure::Aborted, failure_->culprits(),
-                  "this communicator is dead; it failed before: {}", failure_->what());
-  return error.set_fate(failure_->fate());
-}
-
 void QueuedCommunicator::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   membership_.domain->set_recorder(std::move(recorder));
 }
 
 void QueuedCommunicator::abort(std::string_view reason) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    reported_ = true;  // the caller knows the reason
-  }
+  caller_->knows_failure = true;
   fail(CommError(CommFailure::Aborted, std::vector<int>{own_world_rank()},
                  "rank {} aborted communication: {}", own_world_rank(), reason));
 }
@@ -193,31 +204,21 @@ void QueuedCommunicator::work() {
     item->record_end(!error);
     lock.lock();
     if (error && !failure_) failure_ = error;
-    if (error) {
-      died_in_ = item->collective.describe();
-      reported_ = true;
-    }
+    if (error) died_in_ = item->collective.describe();
     // Dequeue first, because a waiter may destroy the communicator once the work is done.
     queue_.pop_front();
     lock.unlock();
     if (error) membership_.domain->fail(*error);  // before the waiter can use another member
-    item->finish(error ? &*error : nullptr);
+    item->finish(error ? &*error : nullptr, true);
     lock.lock();
   }
   const std::optional<CommError> reason = failure_;
   auto left = std::exchange(queue_, {});
-  bool reported = reported_ || left.empty();
-  reported_ = reported_ || !left.empty();
   lock.unlock();
   backend_->close(reason ? &*reason : nullptr);
   for (const auto& item : left) {
-    const CommError error =
-        std::exchange(reported, true)
-            ? CommError(CommFailure::Aborted, reason->culprits(), "{} did not run: {}",
-                        item->collective.describe(), reason->what())
-            : *reason;
     item->record_end(false);
-    item->finish(&error);
+    item->finish(&*reason, false);
   }
 }
 

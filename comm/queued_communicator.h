@@ -98,25 +98,22 @@ class QueuedCommunicator final : public Communicator, private FailureDomain::Mem
                                       const std::string& kind) override;
 
  private:
+  struct Caller;
   class QueuedWork;
   void work();
   int own_world_rank() const { return world_rank(membership_.group.get(), rank()); }
   void fail_alone(const CommError& reason) noexcept override;
   void check_alone() override {}
   std::string under_way_alone() const override;
-  CommError aborted_error() const;
 
   std::unique_ptr<CollectiveBackend> backend_;
   const std::chrono::milliseconds timeout_;
   const Membership membership_;
-  // Shared with works, which may outlive the communicator.
-  const std::shared_ptr<std::atomic<std::int64_t>> waited_ns_ =
-      std::make_shared<std::atomic<std::int64_t>>(0);
+  const std::shared_ptr<Caller> caller_;  // shared with works, which may outlive this
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<QueuedWork>> queue_;
   std::optional<CommError> failure_;  // set once: the communicator is dead
-  bool reported_ = false;             // failure_ was thrown to the caller
   std::string died_in_;               // the collective that failed
   bool stop_ = false;
   std::uint64_t sequence_ = 0;

@@ -160,6 +160,40 @@ TEST_CASE("abort ends pending waits on all ranks, and makes later calls fail") {
   }
 }
 
+TEST_CASE("the first wait throws the error itself, whichever collective it waits for") {
+  for (const std::string backend : kBackends) {
+    CAPTURE(backend);
+    const Group group(backend, 2);
+    std::atomic<bool> told = false;
+    std::vector<std::string> texts;
+    std::vector<CommFailure> kinds;
+    const auto results = run_ranks(2, [&](int rank) {
+      const auto c = group.join(rank);
+      c->barrier({});
+      if (rank == 1) return told.wait(false);  // misses the barriers
+      std::vector<comm::WorkPtr> works;
+      for (const char* label : {"a", "b", "c"})
+        works.push_back(c->start_barrier({.label = label, .deadline = 200ms}));
+      for (const std::size_t i : {1U, 2U, 0U}) {
+        try {
+          works[i]->wait();
+        } catch (const CommError& error) {
+          kinds.push_back(error.failure());
+          texts.emplace_back(error.what());
+        }
+      }
+      told = true;
+      told.notify_all();
+    });
+    using enum CommFailure;
+    CHECK(kinds == std::vector{Timeout, Aborted, Timeout});
+    REQUIRE(texts.size() == 3);
+    CHECK(texts[0] == texts[2]);
+    CHECK(texts[1].find("barrier#3 (c) did not run: " + texts[0]) == 0);
+    CHECK(results[0].error == "");
+  }
+}
+
 TEST_CASE("other ranks see an abort at once, while the aborted communicator still exists") {
   for (const std::string backend : kBackends) {
     CAPTURE(backend);
