@@ -27,9 +27,11 @@ Node::~Node() {
 // Saves a leaf itself, to detect rebinding. Detaches other tensors, because a node that saves its
 // own output would own itself.
 SavedTensor::SavedTensor(Tensor tensor)
-    : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()),
-      version_(tensor_.storage()->version()),
-      bindings_(tensor_.impl()->bindings) {}
+    : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()) {
+  if (auto other = tensor_.storage()->saved_as()) tensor_.impl()->storage = std::move(other);
+  version_ = tensor_.storage()->version();
+  bindings_ = tensor_.impl()->bindings;
+}
 
 const Tensor& SavedTensor::get(std::string_view operation) const {
   require(tensor_.defined(), "{}: nothing was saved for backward", operation);

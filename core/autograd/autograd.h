@@ -154,6 +154,13 @@ Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType
               std::string_view operation, const std::vector<Tensor>& inputs,
               std::function<void(const TensorView&)> compute, Late late = Late::Always);
 
+/// Lets backward compute `y`, a new dense result, again with `compute` instead of keeping it, if the context
+/// recomputes cheap results. For operations that keep `inputs` anyway. Memory of `y` is freed with its last
+/// handle outside of saved tensors.
+void recompute_if_cheap(
+    const Tensor& y, std::string_view operation, const std::vector<Tensor>& inputs,
+    std::function<void(std::span<const Tensor> inputs, const TensorView& to)> compute);
+
 /// y = function(inputs) without saved tensors: backward runs the function again, with the same
 /// random numbers.
 /// @param function  a function of `inputs`, leaves and constants alone. If it uses other results of

@@ -7,6 +7,7 @@ namespace tessera::autograd {
 namespace {
 
 using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+using Compute = std::function<void(std::span<const Tensor> inputs, const TensorView& to)>;
 
 bool takes_gradient(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
 
@@ -40,18 +41,22 @@ class RecomputingGuard {
 class LateResult final : public StorageSupplier {
  public:
   LateResult(const TensorView& view, std::string_view operation, const std::vector<Tensor>& inputs,
-             std::function<void(const TensorView&)> compute, int depth)
+             Compute compute, int depth)
       : depth(depth), view_(view), operation_(operation), compute_(std::move(compute)) {
     for (const Tensor& input : inputs)
-      if (input.defined()) inputs_.emplace_back(input);
+      inputs_.push_back(input.defined() ? SavedTensor(input) : SavedTensor());
   }
 
   void supply(Storage& storage) override {
-    for (const SavedTensor& input : inputs_) (void)input.get(operation_).view();
+    std::vector<Tensor> inputs;
+    for (const SavedTensor& input : inputs_) {
+      inputs.push_back(input.defined() ? input.get(operation_) : Tensor());
+      if (input.defined()) (void)inputs.back().view();
+    }
     storage.materialize();
     view_.data = storage.data();
     try {
-      compute_(view_);
+      compute_(inputs, view_);
     } catch (...) {
       storage.release();
       throw;
@@ -64,8 +69,20 @@ class LateResult final : public StorageSupplier {
   TensorView view_;
   std::string operation_;
   std::vector<SavedTensor> inputs_;
-  std::function<void(const TensorView&)> compute_;
+  Compute compute_;
 };
+
+std::shared_ptr<Storage> reserve_late(const std::shared_ptr<Context>& context, const Shape& shape,
+                                      DType dtype, std::string_view operation,
+                                      const std::vector<Tensor>& inputs, Compute compute,
+                                      int depth) {
+  const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * dtype_size(dtype);
+  auto storage = Storage::reserve(context, bytes, MemoryCategory::Activations, operation);
+  const TensorView view{nullptr, dtype, shape, contiguous_strides(shape), context->device()};
+  storage->own_supplier(
+      std::make_shared<LateResult>(view, operation, inputs, std::move(compute), depth));
+  return storage;
+}
 
 // 0: not late.
 int late_depth(const Tensor& tensor) {
@@ -137,12 +154,19 @@ Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType
     compute(y.view());
     return y;
   }
-  const std::size_t bytes = static_cast<std::size_t>(numel(shape)) * dtype_size(dtype);
-  auto storage = Storage::reserve(context, bytes, MemoryCategory::Activations, operation);
-  const TensorView view{nullptr, dtype, shape, contiguous_strides(shape), context->device()};
-  storage->own_supplier(
-      std::make_shared<LateResult>(view, operation, inputs, std::move(compute), before + 1));
-  return Tensor::window(std::move(storage), 0, shape, dtype);
+  const auto late_compute = [compute = std::move(compute)](std::span<const Tensor> /*inputs*/,
+                                                           const TensorView& to) { compute(to); };
+  return Tensor::window(
+      reserve_late(context, shape, dtype, operation, inputs, late_compute, before + 1), 0, shape,
+      dtype);
+}
+
+void recompute_if_cheap(const Tensor& y, std::string_view operation,
+                        const std::vector<Tensor>& inputs, Compute compute) {
+  const std::shared_ptr<Context>& context = y.context();
+  if (!context->recomputes_cheap() || !context->grad_enabled()) return;
+  y.storage()->set_saved_as(
+      reserve_late(context, y.shape(), y.dtype(), operation, inputs, std::move(compute), 1));
 }
 
 std::vector<Tensor> recompute(Function function, std::vector<Tensor> inputs) {

@@ -74,6 +74,9 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Whether backward runs a recomputed function again; see autograd::result().
   bool is_recomputing() const { return recomputing_; }
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
+  /// Whether backward computes results of cheap operations again; see autograd::recompute_if_cheap().
+  bool recomputes_cheap() const { return recomputes_cheap_; }
+  void set_recomputes_cheap(bool recomputes) { recomputes_cheap_ = recomputes; }
   /// The scope that recorded operations belong to; see autograd::Scope.
   const std::shared_ptr<autograd::Scope>& scope() const { return scope_; }
   void set_scope(std::shared_ptr<autograd::Scope> scope) { scope_ = std::move(scope); }
@@ -100,6 +103,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Resources> resources_;  // not shared: std::unique_ptr takes longer to compile
   bool grad_enabled_ = true;
   bool recomputing_ = false;
+  bool recomputes_cheap_ = false;
   bool deterministic_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;

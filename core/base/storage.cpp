@@ -84,6 +84,11 @@ void Storage::drop_owned_supplier() {
   owned_supplier_.reset();
 }
 
+void Storage::set_saved_as(std::shared_ptr<Storage> other) {
+  saved_as_ = std::move(other);
+  saved_version_ = version_;
+}
+
 void Storage::supply() {
   if (supplier_ != nullptr) supplier_->supply(*this);
   drop_owned_supplier();

@@ -73,6 +73,14 @@ class Storage {
   /// materialize().
   void release() noexcept;
 
+  /// A storage with the contents of this one as they are now, which saved tensors hold instead of it. In its place
+  /// they would keep this one's memory.
+  void set_saved_as(std::shared_ptr<Storage> other);
+  /// Null: none, or this one was changed in place since.
+  std::shared_ptr<Storage> saved_as() const {
+    return version_ == saved_version_ ? saved_as_ : nullptr;
+  }
+
   /// Number of in-place changes, which saved tensors compare.
   std::uint64_t version() const { return version_; }
   void bump_version() { ++version_; }
@@ -94,6 +102,8 @@ class Storage {
   bool materialized_ = false;
   bool available_ = false;  // implies materialized_
   std::uint64_t version_ = 0;
+  std::shared_ptr<Storage> saved_as_;
+  std::uint64_t saved_version_ = 0;  // when saved_as_ was set
 };
 
 }  // namespace tessera

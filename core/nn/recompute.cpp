@@ -14,6 +14,7 @@ Recompute::Recompute(Part which, std::int64_t every_nth) : part(which), every(ev
 
 Recompute parse_recompute(std::string_view text) {
   if (text == "none") return Recompute::None;
+  if (text == "cheap") return Recompute::Cheap;
   if (text == "mlp") return Recompute::Mlp;
   if (text == "block") return Recompute::Block;
   constexpr std::string_view kEvery = "every ";
@@ -24,7 +25,7 @@ Recompute parse_recompute(std::string_view text) {
     if (error == std::errc() && stop == end && every >= 1) return {Recompute::Block, every};
   }
   throw InvalidArgument(
-      "train.recompute must be none, mlp, block or 'every N' with N from 1, got '{}'", text);
+      "train.recompute must be none, cheap, mlp, block or 'every N' with N from 1, got '{}'", text);
 }
 
 std::vector<Tensor> recompute_mlp(

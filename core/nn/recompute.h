@@ -16,7 +16,8 @@ class Module;
 struct Recompute {
   enum Part : std::uint8_t {
     None,
-    Mlp,    ///< keep only the inputs of MLPs
+    Cheap,  ///< results of norms, activation functions and products element by element
+    Mlp,    ///< these, and keep only the inputs of MLPs
     Block,  ///< keep only the inputs of blocks
   };
   /// @throws InvalidArgument unless every >= 1

@@ -6,6 +6,24 @@
 #include "core/ops/elementwise.h"
 
 namespace tessera::nn::detail {
+namespace {
+
+class CheapGuard {
+ public:
+  CheapGuard(Context& context, bool recomputes)
+      : context_(context), before_(context.recomputes_cheap()) {
+    context.set_recomputes_cheap(recomputes);
+  }
+  ~CheapGuard() { context_.set_recomputes_cheap(before_); }
+  CheapGuard(const CheapGuard&) = delete;
+  CheapGuard& operator=(const CheapGuard&) = delete;
+
+ private:
+  Context& context_;
+  const bool before_;
+};
+
+}  // namespace
 
 std::vector<Tensor> run_unit(
     std::initializer_list<Module*> list,
@@ -38,7 +56,12 @@ std::vector<Tensor> run_unit(
                         std::any_of(inputs.begin(), inputs.end(), [](const Tensor& t) {
                           return t.defined() && t.requires_grad();
                         }));
+    const Recompute::Part part = modules.front()->recompute().part;
+    const CheapGuard cheap(context, part == Recompute::Cheap || part == Recompute::Mlp);
     results = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
+    // Results are kept: what reads them may run while the parameters of these modules are sharded.
+    for (const Tensor& y : results)
+      if (y.defined()) y.storage()->set_saved_as(nullptr);
   }
   if (runtime != nullptr && context.is_recomputing())
     for (const Tensor& y : results)

@@ -21,6 +21,10 @@ Tensor gelu(const Tensor& x) {
                              {saved.get("gelu").view(), grad_y.view(), into.target(0)});
     };
     autograd::record("gelu", y, {x}, backward);
+    autograd::recompute_if_cheap(y, "gelu", {x},
+                                 [](std::span<const Tensor> in, const TensorView& to) {
+                                   kernels::gelu_forward(*in[0].context(), {in[0].view(), to});
+                                 });
   }
   return y;
 }
@@ -48,8 +52,11 @@ Tensor gated(std::string_view operation, const Tensor& x, kernels::GatedKind kin
   shape[shape.size() - 1] /= 2;
 
   Tensor y = Tensor::empty(context, shape, x.dtype(), MemoryCategory::Activations, operation);
-  const TensorView rows = as_rows(x.view());
-  kernels::gated_forward(*context, {half(rows, 0), half(rows, 1), as_rows(y.view()), kind});
+  const auto forward = [kind](std::span<const Tensor> in, const TensorView& to) {
+    const TensorView rows = as_rows(in[0].view());
+    kernels::gated_forward(*in[0].context(), {half(rows, 0), half(rows, 1), as_rows(to), kind});
+  };
+  forward({&x, 1}, y.view());
 
   if (autograd::needs_grad({&x})) {
     const auto backward = [saved = autograd::SavedTensor(x), operation, kind](
@@ -61,6 +68,7 @@ Tensor gated(std::string_view operation, const Tensor& x, kernels::GatedKind kin
                                half(grad, 1), kind});
     };
     autograd::record(operation, y, {x}, backward);
+    autograd::recompute_if_cheap(y, operation, {x}, forward);
   }
   return y;
 }

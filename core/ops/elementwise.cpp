@@ -112,6 +112,13 @@ Tensor mul(const Tensor& a, const Tensor& b) {
         pass_term(into, 1, b_shape, BinaryKind::Multiply, grad_y, saved_a.get("mul"));
     };
     autograd::record("mul", y, {a, b}, backward);
+    if (saved_a.defined() && saved_b.defined())
+      autograd::recompute_if_cheap(
+          y, "mul", {a, b}, [](std::span<const Tensor> in, const TensorView& to) {
+            kernels::binary(*in[0].context(),
+                            {broadcast_view(in[0], to.shape), broadcast_view(in[1], to.shape),
+                             GradientView{to, false, true}, BinaryKind::Multiply});
+          });
   }
   return y;
 }

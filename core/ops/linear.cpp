@@ -273,6 +273,11 @@ Tensor gelu_mlp(const Tensor& x, const Tensor& fc_weight, const Tensor& fc_bias,
     if (fc_weight.requires_grad()) saved_x = SavedTensor(x);
     if (x.requires_grad()) saved_fc = SavedTensor(fc_weight);
     if (grad_reaches_fc) saved_pre = SavedTensor(pre), saved_proj = SavedTensor(proj_weight);
+    if (pre.defined())
+      autograd::recompute_if_cheap(activated, "gelu_mlp.gelu", {pre},
+                                   [](std::span<const Tensor> in, const TensorView& to) {
+                                     kernels::gelu_forward(*in[0].context(), {in[0].view(), to});
+                                   });
     if (proj_weight.requires_grad()) saved_activated = SavedTensor(activated);
     // Saved tensors are freed after their last use, to make room for gradients.
     auto backward = [saved_x, saved_fc, saved_pre, saved_activated, saved_proj, out_in](

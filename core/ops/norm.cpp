@@ -99,6 +99,17 @@ SumAndNorm norm_of(Kind kind, std::string_view operation, const Tensor& x, const
   std::vector<Tensor> inputs = {input, weight};
   if (is_layer_norm) inputs.push_back(bias);
   autograd::record(owner, y, inputs, backward);
+  autograd::recompute_if_cheap(
+      y, owner, {input, weight, bias},
+      [forward, eps, offset](std::span<const Tensor> in, const TensorView& to) {
+        kernels::NormForward args{.x = as_rows(in[0].view()),
+                                  .weight = in[1].view(),
+                                  .y = as_rows(to),
+                                  .eps = eps,
+                                  .offset = offset};
+        if (in[2].defined()) args.bias = in[2].view();
+        forward(*in[0].context(), args);
+      });
   return {sum, y};
 }
 

@@ -24,9 +24,13 @@ Tensor function_of(std::string_view operation, UnaryKind kind, const Tensor& x,
   const auto& context = common_context(operation, {&x});
   check_computes(operation, "x", x);
   Tensor y = Tensor::empty(context, x.shape(), x.dtype(), MemoryCategory::Activations, operation);
-  kernels::unary(*context, {x.view(), {y.view(), false, true}, kind});
+  const auto forward = [kind](std::span<const Tensor> in, const TensorView& to) {
+    kernels::unary(*in[0].context(), {in[0].view(), {to, false, true}, kind});
+  };
+  forward({&x, 1}, y.view());
 
   if (autograd::needs_grad({&x})) {
+    if (rule.keeps == Gradient::Input) autograd::recompute_if_cheap(y, operation, {x}, forward);
     const auto backward = [=, saved = autograd::SavedTensor(rule.keeps == Gradient::Input ? x : y)](
                               const Tensor& grad_y, autograd::InputGradients& into) {
       const TensorView kept = saved.get(operation).view(), grad = grad_y.view();

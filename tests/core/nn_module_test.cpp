@@ -131,6 +131,7 @@ TEST_CASE("settings belong to the whole tree") {
   net.set_recompute(nn::parse_recompute("every 2"));
   CHECK(net.decoder.layers[0].is_recomputed());
   CHECK_FALSE(net.decoder.layers[1].is_recomputed());
+  CHECK(nn::parse_recompute("cheap") == nn::Recompute::Cheap);
   CHECK(nn::parse_recompute("mlp") == nn::Recompute::Mlp);
   for (const char* text : {"all", "every", "every 0", "every 2x", "every -1"}) {
     CAPTURE(text);

@@ -7,7 +7,9 @@
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
 #include "core/ops/norm.h"
+#include "core/ops/unary.h"
 #include "core/ops/view.h"
+#include "kernels/elementwise.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/recorded.h"
 
@@ -222,6 +224,42 @@ TEST_CASE("a late result takes no more memory than one at once, and fails as one
       x);
   CHECK_THROWS_WITH_AS(autograd::backward(y, Tensor::full(context, y.shape(), y.dtype(), 1.0)),
                        doctest::Contains("linear: a tensor of shape [8, 8]"), InvalidArgument);
+}
+
+TEST_CASE("cheap results that are computed again change no bit, and take no memory until then") {
+  for (const DType dtype : {DType::F64, DType::F32, DType::BF16}) {
+    CAPTURE(dtype_name(dtype));
+    const auto run = [dtype](bool again, bool changes) {
+      const auto context = Context::create();
+      context->set_recomputes_cheap(again);
+      Block block(context, dtype);
+      const auto linear = [&](const Tensor& x) { return ops::linear(x, block.weight, block.bias); };
+      Tensor x = random_tensor(context, {64, 8}, dtype, 5).set_requires_grad(true);
+      const std::int64_t before = context->ledger().total().current;
+      Tensor y = linear(ops::layer_norm(x, block.norm_weight, block.norm_bias, 1e-5));
+      y = ops::add_rms_norm(y, x, block.norm_weight, 1e-5).y;
+      if (changes) ops::mul(y, y);  // saved before the change
+      if (changes) kernels::fill(*context, y.view(), 0.5), y.storage()->bump_version();
+      y = linear(y);
+      y = linear(ops::gelu(y));
+      const Tensor h = ops::relu(y);
+      y = ops::gelu_mlp(ops::mul(h, h), block.weight, block.bias, block.weight, block.bias);
+      y = linear(ops::reshape(ops::swiglu(ops::reshape(y, {32, 16})), {32, 8}));
+      const std::int64_t kept =
+          2 * (context->ledger().total().current - before) / static_cast<std::int64_t>(x.bytes());
+      autograd::backward(y, random_tensor(context, {32, 8}, dtype, 6));
+      return std::tuple(kept, values_of(y), values_of(x.grad()), values_of(block.weight.grad()),
+                        values_of(block.norm_weight.grad()));
+    };
+    for (const bool changes : {false, true}) {
+      CAPTURE(changes);
+      auto all = run(false, changes), again = run(true, changes);
+      // Results of both norms (unless changed), gelu, h * h, GELU of gelu_mlp, and swiglu's of half the size.
+      CHECK(std::get<0>(all) - std::get<0>(again) == (changes ? 9 : 11));
+      std::get<0>(all) = std::get<0>(again);
+      CHECK(all == again);
+    }
+  }
 }
 
 TEST_CASE("recompute saves only the block's input") {

@@ -271,7 +271,7 @@ TEST_CASE("logits and all gradients match the reference") {
         const Tensor logits = model.logits(tokens);
         CHECK(relative_error(logits.to_vector<float>(), golden.logits) < bound(plugin, 5e-6));
       }
-      for (const char* recompute : {"none", "mlp", "block", "every 2"}) {
+      for (const char* recompute : {"none", "cheap", "mlp", "block", "every 2"}) {
         CAPTURE(recompute);
         for (Parameter* p : model.parameters()) p->tensor.zero_grad();
         model.set_recompute(nn::parse_recompute(recompute));

@@ -60,7 +60,7 @@ Arguments random_run(Draw& draw, bool on_fibers, const std::string& text, const 
   add_number("train.global_batch", micro * passes * world);
   add_number("train.threads", draw.number(1, 3));
   add("train.precision", draw.one_of({"fp32", "bf16", "bf16-true"}));
-  add("train.recompute", draw.one_of({"none", "mlp", "block", "every 2"}));
+  add("train.recompute", draw.one_of({"none", "cheap", "mlp", "block", "every 2"}));
   const int start = draw.number(0, 5);
   bool has_experts = false;
   if (start < 2) {

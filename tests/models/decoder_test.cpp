@@ -158,7 +158,7 @@ TEST_CASE("packed documents have the loss and gradients of the documents one by 
                             .vocab_size = 31,
                             .seq_len = 16};
   for (const char* family : {"gpt2", "llama", "qwen3", "gemma3", "smollm3"}) {
-    for (const char* recompute : {"none", "block"}) {
+    for (const char* recompute : {"none", "cheap", "block"}) {
       CAPTURE(family);
       CAPTURE(recompute);
       models::Sizes own = sizes;

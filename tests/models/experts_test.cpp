@@ -142,7 +142,7 @@ TEST_CASE("experts: unit policies and recomputation change no bit; experts can b
       const Outcome by_block = train({world, "full", "block", "none", compute});
       for (const std::string units : {"layers.*.mlp.experts.*", "layers.*.mlp",
                                       "layers.0.mlp.router", "layers.2.mlp.experts.1", "6K"}) {
-        for (const std::string recompute : {"none", "mlp", "block"}) {
+        for (const std::string recompute : {"none", "cheap", "mlp", "block"}) {
           CAPTURE(units);
           CAPTURE(recompute);
           const Outcome outcome = train({world, "full", units, recompute, compute});

@@ -26,6 +26,7 @@ Config config_of(int world_size) {
 std::optional<std::int64_t> peak_of(const Config& config) {
   constexpr std::int64_t kKiB = 1024;
   std::int64_t each = 512 * kKiB, state = 2048 * kKiB;
+  if (config.train.recompute == "cheap") each = each * 3 / 4;
   if (config.train.recompute == "mlp") each /= 2;
   if (config.train.recompute == "block") each /= 4;
   if (config.train.precision != "fp32") each /= 2;
@@ -41,6 +42,7 @@ TEST_CASE("advice has planned flags that the configuration leaves open, and that
   std::string advice = memory_advice(config, 1, DeviceType::CUDA, peak_of).text();
   CAPTURE(advice);
   CHECK(holds(advice, "--train.micro_batch 12         # 7.00 MiB per rank: activations of 12 "));
+  CHECK(holds(advice, "--train.recompute cheap        # 10.0 MiB per rank"));
   CHECK(holds(advice, "--train.recompute mlp          # 7.00 MiB per rank"));
   CHECK(holds(advice, "--train.recompute block        # 4.00 MiB per rank"));
   CHECK(holds(advice, "--train.precision bf16 "));

@@ -2,6 +2,7 @@
 """Compares GPT-2 training steps of tessera and tuned PyTorch on the CPU; prints a table of medians.
 
   compare_torch.py BUILD_DIR --python VENV/bin/python [--shapes 4x64 4x256 1x1024] [--precision fp32 bf16] [--rounds 3] [--steps 6]
+                   [--recompute cheap]
 
 Both run the same shapes (rows x tokens; random weights and tokens, forward, backward, clipping, AdamW) with
 the same number of threads, in turns, so that a slow phase of the machine affects all. tessera is the complete trainer, with
@@ -24,7 +25,8 @@ def run_tessera(o, batch, seq, precision, folder):
     if not os.path.exists(tokens):
         write_tokens(tokens, steps * batch * seq + 1, VOCAB)
     out = tempfile.mkdtemp(dir=folder)
-    keys = {**gpt2_keys(o.size, seq, tokens, "cpu", batch, steps, out), "train.precision": precision, "train.threads": o.threads}
+    keys = {**gpt2_keys(o.size, seq, tokens, "cpu", batch, steps, out), "train.precision": precision, "train.threads": o.threads,
+            "train.recompute": o.recompute}
     rss = must(train_command(o.build, keys)).peak_rss_gib
     return step_times(out, WARMUP), rss
 
@@ -40,7 +42,7 @@ def run_torch(o, batch, seq, precision, compiled):
 
 def main():
     o = start_benchmark(__doc__, shapes=["4x64", "4x256", "1x1024"], precision=["fp32", "bf16"], size="124M", rounds=3, steps=6,
-                        threads=2, python="python3").parse_args()
+                        recompute="none", threads=2, python="python3").parse_args()
     print("| precision | rows x tokens | tessera ms | PyTorch ms | eager, compiled | PyTorch's time over ours | tessera GiB | PyTorch GiB | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     peer = ""
@@ -62,7 +64,7 @@ def main():
                 best, memory = min((eager, max(theirs[False][1])), (compiled, max(theirs[True][1])))
                 print(f"| {precision} | {shape} | {mine:.0f} | {best:.0f} | {eager:.0f}, {compiled:.0f} | {best / mine:.2f} | {rss:.2f} | "
                       f"{memory:.2f} | {rss / memory:.2f} |", flush=True)
-    print(f"\n{peer}, {o.threads} threads, {o.size}")
+    print(f"\n{peer}, {o.threads} threads, {o.size}; tessera with train.recompute {o.recompute}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ SETTINGS = {
     **{family: {"model.arch": family} for family in FAMILIES},
     "dropout": {"model.arch": "gpt2", "model.dropout": 0.1},
     "micro-batches of 1": {"train.micro_batch": 1},
+    "recompute cheap": {"train.recompute": "cheap"},
     "recompute mlp": {"train.recompute": "mlp"},
     "recompute block": {"train.recompute": "block"},
     "2 heads of keys, head_dim 40": {"model.n_kv_head": 2, "model.head_dim": 40},

@@ -15,11 +15,15 @@
 #include "core/autograd/autograd.h"
 #include "core/base/memory.h"
 #include "core/base/rng.h"
+#include "core/nn/layers.h"
+#include "core/ops/activation.h"
 #include "core/ops/elementwise.h"
 #include "core/ops/linear.h"
+#include "core/ops/unary.h"
 #include "core/ops/view.h"
 #include "core/optim/adamw.h"
 #include "tests/support/check_throws.h"
+#include "tests/support/gradcheck.h"
 #include "tests/support/on_threads.h"
 #include "tests/support/shard_modes.h"
 
@@ -444,6 +448,55 @@ std::vector<float> gradients_of_sharing(nn::Recompute recompute) {
 
 TEST_CASE("recomputed units may run a shared unit that they do not list") {
   CHECK(gradients_of_sharing(nn::Recompute::Block) == gradients_of_sharing(nn::Recompute::None));
+}
+
+TEST_CASE("cheap results are computed again in their unit alone, and with the same bits") {
+  // A norm is a unit of its own, so that its weights are sharded while the next unit runs backward.
+  struct Normed : nn::Module {
+    nn::Norm first{*this, "first", 8, {}};
+    nn::Linear middle{*this, "middle", {8, 8}};
+    nn::Norm norm{*this, "norm", 8, {}};
+    nn::Linear last{*this, "last", {8, 8}};
+    Tensor operator()(const Tensor& x) {
+      const auto inside = [this](const Tensor& in) {
+        return norm(ops::gelu(middle(ops::silu(in))));
+      };
+      return nn::unit(last, nn::unit({&middle, &norm}, inside, nn::unit(first, x)));
+    }
+  };
+  const auto run = [](int world, nn::Recompute recompute) {
+    std::vector<float> gradients;
+    std::int64_t kept = 0;
+    run_ranks(world, [&](int rank, const auto& context, comm::Communicator& communicator) {
+      Normed model;
+      model.set_recompute(recompute);
+      const comm::Mesh mesh(communicator);
+      ShardedModel sharded(model, mesh, {.units = nn::parse_unit_policy("first,middle,norm,last")},
+                           context);
+      sharded.load(fill);
+      sharded.begin_micro_batch(true, true);
+      const Tensor x = test::random_tensor(context, {4, 8}, DType::F32, 3);
+      const auto activations = [&] {
+        return context->ledger().usage(MemoryCategory::Activations).current;
+      };
+      const std::int64_t before = activations();
+      const Tensor y = model(x);
+      if (rank == 0) kept = activations() - before;
+      autograd::backward(y, test::random_tensor(context, {4, 8}, DType::F32, 4));
+      sharded.end_micro_batch();
+      if (rank > 0) return;
+      for (const auto& unit : sharded.units())
+        for (const float g : unit->gradient().template to_vector<float>()) gradients.push_back(g);
+    });
+    return std::pair(gradients, kept);
+  };
+  for (const int world : {1, 2}) {
+    CAPTURE(world);
+    const auto [all, most] = run(world, nn::Recompute::None);
+    const auto [again, least] = run(world, nn::Recompute::Cheap);
+    CHECK(again == all);
+    CHECK(most - least == 2 * 4 * 8 * 4);  // results of silu and gelu
+  }
 }
 
 TEST_CASE("frozen parameters have no gradients, no moments and no decay, on any number of ranks") {

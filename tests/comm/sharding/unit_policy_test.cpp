@@ -209,13 +209,14 @@ TEST_CASE("recomputation of any part changes no bit, and lowers the peak of acti
       Setting setting{world, "full", "block", "none", compute, 1, 8};
       const Outcome none = train(setting);
       std::map<std::string, std::int64_t> peak;
-      for (const std::string recompute : {"mlp", "block", "every 2"}) {
+      for (const std::string recompute : {"cheap", "mlp", "block", "every 2"}) {
         CAPTURE(recompute);
         setting.recompute = recompute;
         const Outcome again = train(setting);
         CHECK(again.same_bits(none));
         peak[recompute] = again.activations;
       }
+      CHECK(peak["cheap"] * 4 < none.activations * 3);
       CHECK(peak["mlp"] * 2 < none.activations);
       CHECK(peak["every 2"] * 3 < none.activations * 2);
       CHECK(peak["block"] * 2 < peak["every 2"]);
@@ -226,7 +227,7 @@ TEST_CASE("recomputation of any part changes no bit, and lowers the peak of acti
 TEST_CASE("recomputation works with units that are parts of what is recomputed") {
   const Outcome expected = train({2, "full", "block", "none"});
   for (const std::string& units : kPolicies)
-    for (const std::string recompute : {"mlp", "block", "every 2"})
+    for (const std::string recompute : {"cheap", "mlp", "block", "every 2"})
       CHECK(train({2, "full", units, recompute}).same_bits(expected));
 }
 

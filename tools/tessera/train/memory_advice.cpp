@@ -48,6 +48,9 @@ std::vector<MemoryChange> memory_changes(const Config& config, int world_size,
             [rows](Config& c) { c.train.micro_batch = rows; });
   }
   if (config.train.recompute == "none")
+    attempt("--train.recompute cheap", "results of norms and activation functions, computed twice",
+            [](Config& c) { c.train.recompute = "cheap"; });
+  if (config.train.recompute == "none" || config.train.recompute == "cheap")
     attempt("--train.recompute mlp", "activations of MLPs are computed twice",
             [](Config& c) { c.train.recompute = "mlp"; });
   if (config.train.recompute != "block")
