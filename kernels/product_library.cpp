@@ -23,6 +23,7 @@ ProductLibrary choose() {
         .name = plugin.symbol<const char* (*)()>("tessera_onednn_name")(),
         .problem = "",
         .has_bf16 = plugin.symbol<bool (*)()>("tessera_onednn_has_bf16")(),
+        .has_amx = plugin.symbol<bool (*)()>("tessera_onednn_has_amx")(),
         .supports = plugin.symbol<bool (*)(const LibraryProduct::Form&)>("tessera_onednn_supports"),
         .multiply = plugin.symbol<bool (*)(const LibraryProduct&)>("tessera_onednn_multiply")};
   } catch (const Unsupported& error) {

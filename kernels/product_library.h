@@ -23,7 +23,7 @@ struct LibraryProduct {
   void* c;
 };
 
-inline constexpr int kProductPluginVersion = 3;
+inline constexpr int kProductPluginVersion = 4;
 
 /// Library of matrix products on the CPU: oneDNN, if its plugin can be loaded, else Eigen.
 struct ProductLibrary {
@@ -31,6 +31,8 @@ struct ProductLibrary {
   std::string problem;  ///< why the plugin was found, but not loaded
   /// Whether the processor multiplies bf16 (AVX512-BF16, AMX) and the library uses that.
   bool has_bf16 = false;
+  /// Whether it uses AMX for that.
+  bool has_amx = false;
   /// Whether the library has a fast kernel for products of this form, which takes at most 16 MiB of
   /// scratch memory per thread.
   bool (*supports)(const LibraryProduct::Form&) = nullptr;

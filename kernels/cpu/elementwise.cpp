@@ -82,7 +82,9 @@ void run(Context& context, const SumRows& args) {
   const std::int64_t stride = args.in.strides[0];
   column_sums<A, 1>(
       context, args.in.shape[0], args.in.shape[1],
-      [=](std::int64_t r, std::int64_t c, A* sums) { sums[0] += load(in + r * stride + c); },
+      [=]<typename V>(std::int64_t r, std::int64_t c, V* sums) {
+        sums[0] += load_as<V>(in + r * stride + c);
+      },
       [=](std::int64_t c, const A* sums) { out[c] = kAccumulate ? out[c] + sums[0] : sums[0]; });
 }
 

@@ -25,7 +25,8 @@ namespace {
 
 constexpr Index kRowsForLibrary = 96;  // of f32: Eigen multiplies fewer rows faster
 // The AMX kernel of oneDNN 2.6 takes contiguous bf16 matrices only, and is slow if no multiple of 64
-// divides the rows (docs/cpu-performance.md). Not measured on processors with AVX512-BF16 alone.
+// divides the rows (docs/cpu-performance.md). With AVX512-BF16 alone, blocks of rows are faster, too, but a transposed a
+// is not copied.
 constexpr Index kDenseCut = 64;
 constexpr Index kDenseRows = 256;       // per thread; each thread packs all of b
 constexpr Index kMostCopied = 1 << 24;  // elements of a
@@ -136,7 +137,8 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
   };
   Parts parts = p.parts(context);
   if (std::is_same_v<T, BFloat16> && parts.count > 1 && p.m >= kDenseRows * parts.count &&
-      is_dense(p) && (!p.a.transposed || (may_copy_a && p.m * p.k <= kMostCopied))) {
+      is_dense(p) &&
+      (!p.a.transposed || (library.has_amx && may_copy_a && p.m * p.k <= kMostCopied))) {
     Parts rows(p.m, p.n, parts.count, false, kDenseCut);
     if (supported(rows, p.a.transposed)) {
       if (!p.a.transposed) {

@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/vector.h"
 #include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
@@ -17,34 +17,31 @@ template <Norm norm, typename T, typename A>
 void forward_row(const T* x, const T* weight, A offset, const T* bias, A eps, T* y, A& mean,
                  A& rstd, std::int64_t width) {
   A center = 0;
-  if constexpr (norm == Norm::kLayer) {
-    A sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t c = 0; c < width; ++c) sum += load(x + c);
-    center = sum / static_cast<A>(width);
-  }
+  if constexpr (norm == Norm::kLayer)
+    center = vector_sum<A>(width, [=]<typename V>(std::type_identity<V>,
+                                                  std::int64_t c) { return load_as<V>(x + c); }) /
+             static_cast<A>(width);
   // In a second pass, because mean(x^2) - mean(x)^2 would cancel.
-  A squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (std::int64_t c = 0; c < width; ++c) {
-    const A centered = load(x + c) - center;
-    squares += centered * centered;
-  }
+  const A squares = vector_sum<A>(width, [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    const V centered = load_as<V>(x + c) - center;
+    return centered * centered;
+  });
   const A scale = A(1) / std::sqrt(squares / static_cast<A>(width) + eps);
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) {
-    A value = (load(weight + c) + offset) * ((load(x + c) - center) * scale);
-    if constexpr (norm == Norm::kLayer) value += load(bias + c);
-    store(y + c, value);
-  }
+  for_vectors<A>(width, [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    V value = (load_as<V>(weight + c) + offset) * ((load_as<V>(x + c) - center) * scale);
+    if constexpr (norm == Norm::kLayer) value += load_as<V>(bias + c);
+    store_as(y + c, value);
+  });
   mean = center;
   rstd = scale;
 }
 
 template <typename T>
 void add_row(const T* x, const T* residual, T* sum, std::int64_t width) {
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) store(sum + c, load(x + c) + load(residual + c));
+  using A = Accumulator<T>;
+  for_vectors<A>(width, [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    store_as(sum + c, load_as<V>(x + c) + load_as<V>(residual + c));
+  });
 }
 
 template <Norm norm, typename T>
@@ -81,22 +78,23 @@ void forward(Context& context, const NormForward& args) {
 template <Norm norm, bool kAccumulate, typename T, typename A>
 void input_gradient_of_row(const T* x, const T* weight, A offset, const T* grad_y, A mean, A rstd,
                            T* grad_x, std::int64_t width) {
-  A sum_g = 0, sum_gn = 0;
-#pragma omp simd reduction(+ : sum_g, sum_gn)
-  for (std::int64_t c = 0; c < width; ++c) {
-    const A g = (load(weight + c) + offset) * load(grad_y + c);
-    if constexpr (norm == Norm::kLayer) sum_g += g;
-    sum_gn += g * ((load(x + c) - mean) * rstd);
-  }
-  const A mean_g = sum_g / static_cast<A>(width), mean_gn = sum_gn / static_cast<A>(width);
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) {
-    const A g = (load(weight + c) + offset) * load(grad_y + c);
-    const A n = (load(x + c) - mean) * rstd;
-    A grad = rstd * (g - mean_g - n * mean_gn);
-    if constexpr (kAccumulate) grad += load(grad_x + c);
-    store(grad_x + c, grad);
-  }
+  const auto g_at = [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    return (load_as<V>(weight + c) + offset) * load_as<V>(grad_y + c);
+  };
+  const auto n_at = [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    return (load_as<V>(x + c) - mean) * rstd;
+  };
+  A mean_g = 0;
+  if constexpr (norm == Norm::kLayer) mean_g = vector_sum<A>(width, g_at) / static_cast<A>(width);
+  const A mean_gn =
+      vector_sum<A>(width,
+                    [=](auto type, std::int64_t c) { return g_at(type, c) * n_at(type, c); }) /
+      static_cast<A>(width);
+  for_vectors<A>(width, [=]<typename V>(std::type_identity<V> type, std::int64_t c) {
+    V grad = rstd * (g_at(type, c) - mean_g - n_at(type, c) * mean_gn);
+    if constexpr (kAccumulate) grad += load_as<V>(grad_x + c);
+    store_as(grad_x + c, grad);
+  });
 }
 
 template <Norm norm, typename T, bool kAccumulate>
@@ -136,10 +134,10 @@ void parameter_gradients(Context& context, const NormBackward& args) {
   };
   column_sums<A, kSums>(
       context, args.x.shape[0], width,
-      [=](std::int64_t r, std::int64_t c, A* sums) {
-        const A g = load(grad_y + r * width + c);
+      [=]<typename V>(std::int64_t r, std::int64_t c, V* sums) {
+        const V g = load_as<V>(grad_y + r * width + c);
         const A mean = norm == Norm::kLayer ? means[r] : A(0);
-        sums[0] += g * ((load(x + r * width + c) - mean) * rstds[r]);
+        sums[0] += g * ((load_as<V>(x + r * width + c) - mean) * rstds[r]);
         if constexpr (norm == Norm::kLayer) sums[1] += g;
       },
       [&](std::int64_t c, const A* sums) {
@@ -158,7 +156,9 @@ void input_gradient_sums(Context& context, const NormBackward& args) {
   const bool accumulate = args.grad_x_sums.accumulate;
   column_sums<A, 1>(
       context, args.x.shape[0], width,
-      [=](std::int64_t r, std::int64_t c, A* sums) { sums[0] += load(grad_x + r * width + c); },
+      [=]<typename V>(std::int64_t r, std::int64_t c, V* sums) {
+        sums[0] += load_as<V>(grad_x + r * width + c);
+      },
       [=](std::int64_t c, const A* sums) { out[c] = accumulate ? out[c] + sums[0] : sums[0]; });
 }
 

@@ -82,6 +82,42 @@ inline void store_vector(BFloat16* p, Vector<float> v) {
   std::memcpy(p, &upper, sizeof(upper));
 }
 
+/// Elements from p as a V: a vector of the accumulator, or one accumulator.
+template <typename V, typename E>
+inline V load_as(const E* p) {
+  if constexpr (std::is_arithmetic_v<V>)
+    return static_cast<V>(load(p));
+  else
+    return load_vector<std::remove_cvref_t<decltype(V{}[0])>>(p);
+}
+template <typename E, typename V>
+inline void store_as(E* p, V v) {
+  if constexpr (std::is_arithmetic_v<V>)
+    store(p, v);
+  else
+    store_vector(p, v);
+}
+
+/// Calls f(std::type_identity<V>, i) for elements i... of [0, n): as many vectors as fit, and then one by one.
+/// With 2-byte elements, explicit vectors are up to three times faster than the compiler's.
+template <typename A, typename F>
+inline void for_vectors(std::int64_t n, const F& f) {
+  std::int64_t i = 0;
+  for (; i + kLanes<A> <= n; i += kLanes<A>) f(std::type_identity<Vector<A>>{}, i);
+  for (; i < n; ++i) f(std::type_identity<A>{}, i);
+}
+
+inline void widen(const BFloat16* from, float* to, std::int64_t n) {
+  for_vectors<float>(n, [=]<typename V>(std::type_identity<V>, std::int64_t i) {
+    store_as(to + i, load_as<V>(from + i));
+  });
+}
+inline void narrow(const float* from, BFloat16* to, std::int64_t n) {
+  for_vectors<float>(n, [=]<typename V>(std::type_identity<V>, std::int64_t i) {
+    store_as(to + i, load_as<V>(from + i));
+  });
+}
+
 /// a > b ? a : b in each lane, hence b where either is NaN. One instruction for f32 on x86, where the
 /// compiler would make two of the comparison.
 template <typename T>
@@ -133,6 +169,20 @@ inline T horizontal_sum(Vector<T> v) {
 template <typename T>
 inline T horizontal_max(Vector<T> v) {
   return reduce<T>(v, larger<T>);
+}
+
+/// The sum over i of f(std::type_identity<V>, i), which is a V; see for_vectors().
+template <typename A, typename F>
+inline A vector_sum(std::int64_t n, const F& f) {
+  Vector<A> even{}, odd{};
+  std::int64_t i = 0;
+  for (; i + 2 * kLanes<A> <= n; i += 2 * kLanes<A>) {
+    even += f(std::type_identity<Vector<A>>{}, i);
+    odd += f(std::type_identity<Vector<A>>{}, i + kLanes<A>);
+  }
+  A rest = 0;
+  for (; i < n; ++i) rest += f(std::type_identity<A>{}, i);
+  return horizontal_sum<A>(even + odd) + rest;
 }
 
 /// exp_in_range() of vector_math.h for vectors.

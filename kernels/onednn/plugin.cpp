@@ -12,6 +12,11 @@ namespace onednn = tessera::kernels::onednn;
 
 namespace {
 
+bool has(dnnl::cpu_isa needed) {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  return (isa & static_cast<unsigned>(needed)) == static_cast<unsigned>(needed);
+}
+
 /// Slightly faster than the primitive in f32, and for all forms at once.
 bool multiply_f32(const LibraryProduct& product) {
   const LibraryProduct::Form& f = product.form;
@@ -38,14 +43,9 @@ TESSERA_EXPORT const char* tessera_onednn_name() {
   return name.c_str();
 }
 
-TESSERA_EXPORT bool tessera_onednn_has_bf16() {
-  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-  const auto has = [&](dnnl::cpu_isa needed) {
-    return (static_cast<unsigned>(isa) & static_cast<unsigned>(needed)) ==
-           static_cast<unsigned>(needed);
-  };
-  return has(dnnl::cpu_isa::avx512_core_bf16);
-}
+TESSERA_EXPORT bool tessera_onednn_has_bf16() { return has(dnnl::cpu_isa::avx512_core_bf16); }
+
+TESSERA_EXPORT bool tessera_onednn_has_amx() { return has(dnnl::cpu_isa::avx512_core_amx); }
 
 TESSERA_EXPORT bool tessera_onednn_supports(const LibraryProduct::Form& form) {
   return form.operands == DType::F32 ? !form.has_bias : onednn::has_primitive(form);

@@ -32,6 +32,7 @@ TESSERA_EXPORT int tessera_onednn_plugin_version() {
 TESSERA_EXPORT const char* tessera_onednn_name() { return "naive products"; }
 
 TESSERA_EXPORT bool tessera_onednn_has_bf16() { return true; }
+TESSERA_EXPORT bool tessera_onednn_has_amx() { return true; }
 
 /// As if every element of the result took 1 KiB of scratch memory.
 TESSERA_EXPORT bool tessera_onednn_supports(const LibraryProduct::Form& form) {
