@@ -54,8 +54,8 @@ struct Traffic {
 /// sees the results of work queued before start_; work queued after wait() sees its result.
 ///
 /// After an error the communicator is dead. The first call or wait() that meets it throws the error
-/// itself; other queued works and later calls throw CommError(Aborted) at once. The destructor
-/// aborts running collectives in bounded time. One thread at a time may call.
+/// itself; works that did not run and later calls then throw CommError(Aborted) at once. The
+/// destructor aborts running collectives in bounded time. One thread at a time may call.
 ///
 /// split() makes subgroups, for device meshes. A failure of a communicator or of its subgroups fails
 /// all of them on every rank. Errors name ranks of the world, the outermost communicator.

@@ -33,6 +33,7 @@ class SingleCommunicator final : public Communicator, private FailureDomain::Mem
   WorkPtr start(Collective c) override {
     {
       const std::lock_guard lock(mutex_);
+      if (failure_ && !std::exchange(knows_failure_, true)) throw CommError(*failure_);
       if (failure_) {
         throw CommError(CommFailure::Aborted, failure_->culprits(),
                         "this communicator is dead; it failed before: {}", failure_->what());
@@ -57,6 +58,10 @@ class SingleCommunicator final : public Communicator, private FailureDomain::Mem
 
   void abort(std::string_view reason) noexcept override {
     const int self = world_rank(membership_.group.get(), 0);
+    {
+      const std::lock_guard lock(mutex_);
+      knows_failure_ = true;
+    }
     fail(CommError(CommFailure::Aborted, std::vector<int>{self},
                    "rank {} aborted communication: {}", self, reason));
   }
@@ -70,6 +75,7 @@ class SingleCommunicator final : public Communicator, private FailureDomain::Mem
 
   const Membership membership_;
   std::mutex mutex_;
+  bool knows_failure_ = false;  // it was thrown to the caller, or the caller aborted
   std::optional<CommError> failure_;
   std::uint64_t splits_ = 0;
 };

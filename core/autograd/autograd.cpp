@@ -26,9 +26,13 @@ Node::~Node() {
 
 // Saves a leaf itself, to detect rebinding. Detaches other tensors, because a node that saves its
 // own output would own itself.
-SavedTensor::SavedTensor(Tensor tensor)
-    : tensor_(tensor.is_leaf() && tensor.requires_grad() ? std::move(tensor) : tensor.detach()) {
-  if (auto other = tensor_.storage()->saved_as()) tensor_.impl()->storage = std::move(other);
+SavedTensor::SavedTensor(Tensor tensor) {
+  if (tensor.is_leaf() && tensor.requires_grad()) {
+    tensor_ = std::move(tensor);
+  } else {
+    tensor_ = tensor.detach();
+    if (auto other = tensor_.storage()->saved_as()) tensor_.impl()->storage = std::move(other);
+  }
   version_ = tensor_.storage()->version();
   bindings_ = tensor_.impl()->bindings;
 }

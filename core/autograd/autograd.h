@@ -155,8 +155,8 @@ Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType
               std::function<void(const TensorView&)> compute, Late late = Late::Always);
 
 /// Lets backward compute `y`, a new dense result, again with `compute` instead of keeping it, if the context
-/// recomputes cheap results. For operations that keep `inputs` anyway. Memory of `y` is freed with its last
-/// handle outside of saved tensors.
+/// has a list of cheap results, to which it is added. For operations that keep their large inputs anyway. Memory of
+/// `y` is freed with its last handle outside of saved tensors.
 void recompute_if_cheap(
     const Tensor& y, std::string_view operation, const std::vector<Tensor>& inputs,
     std::function<void(std::span<const Tensor> inputs, const TensorView& to)> compute);

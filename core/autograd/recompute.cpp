@@ -84,11 +84,15 @@ std::shared_ptr<Storage> reserve_late(const std::shared_ptr<Context>& context, c
   return storage;
 }
 
+constexpr int kMostDepth = 3;  // a product, dropout, an addition
+
 // 0: not late.
-int late_depth(const Tensor& tensor) {
-  if (!tensor.defined()) return 0;
-  const auto* const late = dynamic_cast<const LateResult*>(tensor.storage()->owned_supplier());
+int late_depth(const Storage& storage) {
+  const auto* const late = dynamic_cast<const LateResult*>(storage.owned_supplier());
   return late == nullptr ? 0 : late->depth;
+}
+int late_depth(const Tensor& tensor) {
+  return tensor.defined() ? late_depth(*tensor.storage()) : 0;
 }
 
 void run_again(const Function& function, std::span<const SavedTensor> saved,
@@ -141,7 +145,6 @@ void run_again(const Function& function, std::span<const SavedTensor> saved,
 Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType dtype,
               std::string_view operation, const std::vector<Tensor>& inputs,
               std::function<void(const TensorView&)> compute, Late late) {
-  constexpr int kMostDepth = 3;  // a product, dropout, an addition
   int before = 0;
   if (context->is_recomputing())
     for (const Tensor& input : inputs) before = std::max(before, late_depth(input));
@@ -164,9 +167,17 @@ Tensor result(const std::shared_ptr<Context>& context, const Shape& shape, DType
 void recompute_if_cheap(const Tensor& y, std::string_view operation,
                         const std::vector<Tensor>& inputs, Compute compute) {
   const std::shared_ptr<Context>& context = y.context();
-  if (!context->recomputes_cheap() || !context->grad_enabled()) return;
+  if (context->cheap_results() == nullptr || !context->grad_enabled()) return;
+  int depth = 1;
+  for (const Tensor& input : inputs) {
+    if (!input.defined()) continue;
+    if (const auto saved = input.storage()->saved_as())
+      depth = std::max(depth, late_depth(*saved) + 1);
+  }
+  if (depth > kMostDepth) return;
   y.storage()->set_saved_as(
-      reserve_late(context, y.shape(), y.dtype(), operation, inputs, std::move(compute), 1));
+      reserve_late(context, y.shape(), y.dtype(), operation, inputs, std::move(compute), depth));
+  context->cheap_results()->push_back(y.storage());
 }
 
 std::vector<Tensor> recompute(Function function, std::vector<Tensor> inputs) {

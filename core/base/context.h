@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "core/base/cpu_level.h"
 #include "core/base/device.h"
@@ -22,6 +23,7 @@ struct ContextOptions {
 class Allocator;
 class DeviceBackend;
 class MemoryLedger;
+class Storage;
 class ThreadPool;
 class Trace;
 struct RngStep;
@@ -74,9 +76,9 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Whether backward runs a recomputed function again; see autograd::result().
   bool is_recomputing() const { return recomputing_; }
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
-  /// Whether backward computes results of cheap operations again; see autograd::recompute_if_cheap().
-  bool recomputes_cheap() const { return recomputes_cheap_; }
-  void set_recomputes_cheap(bool recomputes) { recomputes_cheap_ = recomputes; }
+  /// Results that backward computes again, listed by autograd::recompute_if_cheap(); null: none are.
+  std::vector<std::weak_ptr<Storage>>* cheap_results() const { return cheap_results_; }
+  void set_cheap_results(std::vector<std::weak_ptr<Storage>>* list) { cheap_results_ = list; }
   /// The scope that recorded operations belong to; see autograd::Scope.
   const std::shared_ptr<autograd::Scope>& scope() const { return scope_; }
   void set_scope(std::shared_ptr<autograd::Scope> scope) { scope_ = std::move(scope); }
@@ -103,7 +105,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Resources> resources_;  // not shared: std::unique_ptr takes longer to compile
   bool grad_enabled_ = true;
   bool recomputing_ = false;
-  bool recomputes_cheap_ = false;
+  std::vector<std::weak_ptr<Storage>>* cheap_results_ = nullptr;
   bool deterministic_ = true;
   std::shared_ptr<autograd::Scope> scope_;
   std::uint64_t sequence_ = 0;

@@ -16,7 +16,7 @@ class Module;
 struct Recompute {
   enum Part : std::uint8_t {
     None,
-    Cheap,  ///< results of norms, activation functions and products element by element
+    Cheap,  ///< results of norms, GELU, SiLU, and products element by element
     Mlp,    ///< these, and keep only the inputs of MLPs
     Block,  ///< keep only the inputs of blocks
   };
@@ -28,7 +28,7 @@ struct Recompute {
   std::int64_t every;  ///< with Block: blocks 0, every, 2 every, ... of each list, from 1
 };
 
-/// "none", "mlp", "block" or "every N". @throws InvalidArgument for other texts
+/// "none", "cheap", "mlp", "block" or "every N". @throws InvalidArgument for other texts
 Recompute parse_recompute(std::string_view text);
 
 /// forward(inputs), computed again in backward where the model's setting is Recompute::Mlp. For MLPs.

@@ -8,19 +8,26 @@
 namespace tessera::nn::detail {
 namespace {
 
-class CheapGuard {
+// While it lives, cheap results need not be kept for backward. Those that are still there at its end are kept by
+// what saves them later, which may read them while the parameters of this unit are sharded.
+class CheapResults {
  public:
-  CheapGuard(Context& context, bool recomputes)
-      : context_(context), before_(context.recomputes_cheap()) {
-    context.set_recomputes_cheap(recomputes);
+  CheapResults(Context& context, bool recomputes)
+      : context_(context), before_(context.cheap_results()) {
+    context.set_cheap_results(recomputes ? &results_ : nullptr);
   }
-  ~CheapGuard() { context_.set_recomputes_cheap(before_); }
-  CheapGuard(const CheapGuard&) = delete;
-  CheapGuard& operator=(const CheapGuard&) = delete;
+  ~CheapResults() {
+    context_.set_cheap_results(before_);
+    for (const std::weak_ptr<Storage>& result : results_)
+      if (const auto storage = result.lock()) storage->set_saved_as(nullptr);
+  }
+  CheapResults(const CheapResults&) = delete;
+  CheapResults& operator=(const CheapResults&) = delete;
 
  private:
   Context& context_;
-  const bool before_;
+  std::vector<std::weak_ptr<Storage>>* const before_;
+  std::vector<std::weak_ptr<Storage>> results_;
 };
 
 }  // namespace
@@ -57,11 +64,9 @@ std::vector<Tensor> run_unit(
                           return t.defined() && t.requires_grad();
                         }));
     const Recompute::Part part = modules.front()->recompute().part;
-    const CheapGuard cheap(context, part == Recompute::Cheap || part == Recompute::Mlp);
+    const CheapResults cheap(
+        context, (part == Recompute::Cheap || part == Recompute::Mlp) && !context.is_recomputing());
     results = again ? autograd::recompute(function, std::move(inputs)) : function(inputs);
-    // Results are kept: what reads them may run while the parameters of these modules are sharded.
-    for (const Tensor& y : results)
-      if (y.defined()) y.storage()->set_saved_as(nullptr);
   }
   if (runtime != nullptr && context.is_recomputing())
     for (const Tensor& y : results)

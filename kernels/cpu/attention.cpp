@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/base/context.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/attention_scores.h"
 #include "kernels/cpu/few_rows.h"
+#include "kernels/cpu/pair_product.h"
 #include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
@@ -86,14 +88,6 @@ Sizes sizes_of(const TensorView& q, const TensorView& k) {
           round_up(q.shape[3], kLanes<T>)};
 }
 
-/// Transposed keys or values of a head, as tiles [dim, kKeys]: rows as long as all keys would lie at
-/// distances that share few sets of the cache. The tile of key i begins at i * dim.
-template <typename T, typename E>
-void copy_key_tiles(T* tiles, Head<const E> head, const Sizes& s) {
-  for (Index key = 0; key < s.padded_keys; key += kKeys)
-    copy_columns<T, E>(tiles + key * s.dim, kKeys, head, key, s.keys - key, kKeys, s.dim, T(1));
-}
-
 template <typename T, typename E>
 void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile, Index tile_stride,
                 bool accumulate) {
@@ -141,21 +135,99 @@ void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* ow
   });
 }
 
+/// Products of a tile of queries (in backward, of their result's gradients) with tiles of keys (values) of a head.
 template <typename T>
+class DotTiles {
+ public:
+  using Element = T;
+  DotTiles(Scratch<T>& scratch, const Sizes& s)
+      : keys_(scratch.take(s.dim * s.padded_keys)), queries_(scratch.take(s.dim * kQueries)) {}
+
+  template <typename E>
+  void load_keys(Head<const E> head, const Sizes& s) const {
+    for (Index key = 0; key < s.padded_keys; key += kKeys)
+      copy_columns<T, E>(keys_ + key * s.dim, kKeys, head, key, s.keys - key, kKeys, s.dim, T(1));
+  }
+  template <typename E>
+  void load_queries(Head<const E> head, Index first, Index count, const Sizes& s, T scale) const {
+    copy_columns<T, E>(queries_, kQueries, head, first, count, kQueries, s.dim, scale);
+  }
+  /// products [rows, kKeys] with keys [key, key + columns); `scale` as given to load_queries()
+  void multiply(Index rows, Index columns, Index key, const Sizes& s, T* products,
+                T /*scale*/) const {
+    tile_product<T>(rows, columns, s.dim, {queries_, 1, kQueries}, keys_ + key * s.dim, kKeys,
+                    products, kKeys, false);
+  }
+
+ private:
+  // Transposed, as tiles [dim, kKeys]: rows as long as all keys would lie at distances that share few sets of
+  // the cache. The tile of key i begins at i * dim.
+  T* keys_;
+  T* queries_;  // [dim, kQueries], scaled
+};
+
+#if defined(__AVX512F__)
+
+/// The same for bf16 numbers with AVX512-BF16.
+class PairDotTiles {
+ public:
+  using Element = float;
+  PairDotTiles(Scratch<float>& scratch, const Sizes& s)
+      : keys_(reinterpret_cast<Pair*>(scratch.take(pairs(s) * s.padded_keys))),
+        queries_(reinterpret_cast<Pair*>(scratch.take(pairs(s) * kQueries))) {}
+
+  void load_keys(Head<const BFloat16> head, const Sizes& s) const {
+    constexpr Index kWidth = kLanes<float>;
+    for (Index key = 0; key < s.padded_keys; key += kWidth) {
+      Pair* const to = keys_ + key / kKeys * kKeys * pairs(s) + key % kKeys;
+      for (Index p = 0; p < pairs(s); p += kWidth) {
+        Vector<float> v[kWidth] = {};  // pairs are moved as floats
+        const Index left = std::min(2 * kWidth, s.dim - 2 * p);
+        for (Index i = 0; i < std::min(kWidth, s.keys - key); ++i)
+          std::memcpy(&v[i], head.data + (key + i) * head.stride + 2 * p,
+                      static_cast<std::size_t>(left) * sizeof(BFloat16));
+        transpose<float>(v);
+        for (Index j = 0; j < std::min(kWidth, pairs(s) - p); ++j)
+          std::memcpy(to + (p + j) * kKeys, &v[j], sizeof(v[j]));
+      }
+    }
+  }
+  void load_queries(Head<const BFloat16> head, Index first, Index count, const Sizes& s,
+                    float /*scale*/) const {
+    std::fill_n(queries_, kQueries * pairs(s), Pair{0});
+    for (Index i = 0; i < count; ++i)
+      std::memcpy(queries_ + i * pairs(s), head.data + (first + i) * head.stride,
+                  static_cast<std::size_t>(s.dim) * sizeof(BFloat16));
+  }
+  void multiply(Index rows, Index columns, Index key, const Sizes& s, float* products,
+                float scale) const {
+    pair_product(rows, columns, pairs(s), queries_, keys_ + key * pairs(s), kKeys, products, kKeys,
+                 scale);
+  }
+
+ private:
+  static Index pairs(const Sizes& s) { return (s.dim + 1) / 2; }
+  Pair* keys_;     // tiles [pairs, kKeys]; that of key i begins at i * pairs
+  Pair* queries_;  // [kQueries, pairs]
+};
+
+#endif
+
+template <typename Tiles, typename T = typename Tiles::Element>
 struct ForwardScratch : Scratch<T> {
   using Element = T;
   ForwardScratch(T* begin, const Sizes& s)
       : Scratch<T>(begin),
-        k_tiles(this->take(s.dim * s.padded_keys)),
+        keys(*this, s),
         v(this->take(s.padded_keys * s.padded_dim)),
-        q_transposed(this->take(s.dim * kQueries)),
         scores(this->take(kQueries * kKeys)),
         out(this->take(kQueries * s.padded_dim)),
         max(this->take(kQueries)),
         new_max(this->take(kQueries)),
         factor(this->take(kQueries)),
         sum(this->take(kQueries * kLanes<T>)) {}
-  T *k_tiles, *v, *q_transposed, *scores, *out;
+  Tiles keys;
+  T *v, *scores, *out;
   T *max, *new_max, *factor;  // of each row; factor: for sums of earlier tiles
   T* sum;                     // of each row, in lanes
 };
@@ -213,8 +285,8 @@ inline void scale_row(T* row, Index width, T factor) {
 
 /// Raises the maxima of rows to those of a tile of scores, and sets the factors of earlier sums.
 /// @param visible  of each row, the length of the prefix that holds the visible scores
-template <typename T>
-void raise_maxima(const ForwardScratch<T>& s, const std::int32_t* visible, Index rows) {
+template <typename Tiles, typename T = typename Tiles::Element>
+void raise_maxima(const ForwardScratch<Tiles>& s, const std::int32_t* visible, Index rows) {
   for (Index i = 0; i < rows; ++i)
     s.new_max[i] = largest_score(s.scores + i * kKeys, visible[i], s.max[i]);
   for (Index i = 0; i < rows; i += kLanes<T>) {
@@ -225,9 +297,9 @@ void raise_maxima(const ForwardScratch<T>& s, const std::int32_t* visible, Index
 }
 
 /// Computes s.out, s.max and s.sum of a tile of queries over all keys that they see.
-template <typename T, typename Scores>
-void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, const Scores& variant,
-                  Index first) {
+template <typename Tiles, typename Scores, typename T = typename Tiles::Element>
+void forward_tile(const ForwardScratch<Tiles>& s, const Sizes& sizes, const Scores& variant,
+                  Index first, T scale) {
   const Index count = std::min(kQueries, sizes.queries - first);
   const Index rows = round_up(count, kTileRows), width = sizes.padded_dim;
   std::fill_n(s.out, rows * width, T(0));
@@ -238,8 +310,7 @@ void forward_tile(const ForwardScratch<T>& s, const Sizes& sizes, const Scores& 
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
     const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
     if (variant.skips(first, count, key, columns)) continue;
-    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries},
-                    s.k_tiles + key * sizes.dim, kKeys, s.scores, kKeys, false);
+    s.keys.multiply(rows, columns, key, sizes, s.scores, scale);
     std::int32_t visible[kQueries];
     for (Index i = 0; i < rows; ++i)
       visible[i] = static_cast<std::int32_t>(
@@ -338,31 +409,28 @@ void forward_few(Context& context, const AttentionForward& args, Sizes sizes) {
       });
 }
 
-template <typename E, typename Scores>
-void forward(Context& context, const AttentionForward& args) {
+template <typename E, typename Scores, typename Tiles>
+void forward_many(Context& context, const AttentionForward& args, const Sizes& sizes) {
   using T = Accumulator<E>;
-  const Sizes sizes = sizes_of<T>(args.q, args.k);
-  if constexpr (std::is_same_v<T, float>)
-    if (sizes.queries <= kFewQueries) return forward_few<E, Scores>(context, args, sizes);
   auto* log_sum_exp = static_cast<T*>(args.log_sum_exp.data);
-  for_each_slot<ForwardScratch<T>>(
+  const auto scale = static_cast<T>(args.scale);
+  for_each_slot<ForwardScratch<Tiles>>(
       context, sizes.batch * sizes.heads, sizes, "attention_forward",
-      [&](Index begin, Index end, const ForwardScratch<T>& s) {
+      [&](Index begin, Index end, const ForwardScratch<Tiles>& s) {
         for (Index item = begin; item < end; ++item) {
           const Index batch = item / sizes.heads;
           const Index head = item % sizes.heads;
           const Scores variant(args.variant, batch, sizes.queries, sizes.keys);
           if (item == begin || head % sizes.group() == 0) {
             const Index kv = head / sizes.group();
-            copy_key_tiles<T, E>(s.k_tiles, head_of<const E>(args.k, batch, kv), sizes);
+            s.keys.load_keys(head_of<const E>(args.k, batch, kv), sizes);
             copy_rows<T, E>(s.v, sizes.padded_dim, head_of<const E>(args.v, batch, kv), 0,
                             sizes.keys, sizes.padded_keys, sizes.dim);
           }
           for (Index first = 0; first < sizes.queries; first += kQueries) {
             const Index count = std::min(kQueries, sizes.queries - first);
-            copy_columns<T, E>(s.q_transposed, kQueries, head_of<const E>(args.q, batch, head),
-                               first, count, kQueries, sizes.dim, static_cast<T>(args.scale));
-            forward_tile(s, sizes, variant, first);
+            s.keys.load_queries(head_of<const E>(args.q, batch, head), first, count, sizes, scale);
+            forward_tile(s, sizes, variant, first, scale);
             write_rows<T, E>(head_of<E>(args.out, batch, head), first, count, sizes.dim, s.out,
                              sizes.padded_dim, false);
             if (log_sum_exp != nullptr)
@@ -374,32 +442,51 @@ void forward(Context& context, const AttentionForward& args) {
       });
 }
 
-template <typename T>
+/// Calls run(std::type_identity<Tiles>{}) with the fastest tiles for heads of E.
+template <typename E, typename F>
+void visit_tiles(const F& run) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<E, BFloat16>)
+    if (multiplies_pairs()) return run(std::type_identity<PairDotTiles>{});
+#endif
+  run(std::type_identity<DotTiles<Accumulator<E>>>{});
+}
+
+template <typename E, typename Scores>
+void forward(Context& context, const AttentionForward& args) {
+  using T = Accumulator<E>;
+  const Sizes sizes = sizes_of<T>(args.q, args.k);
+  if constexpr (std::is_same_v<T, float>)
+    if (sizes.queries <= kFewQueries) return forward_few<E, Scores>(context, args, sizes);
+  visit_tiles<E>([&]<typename Tiles>(std::type_identity<Tiles>) {
+    forward_many<E, Scores, Tiles>(context, args, sizes);
+  });
+}
+
+template <typename Tiles, typename T = typename Tiles::Element>
 struct BackwardScratch : Scratch<T> {
   using Element = T;
   BackwardScratch(T* begin, const Sizes& s)
       : Scratch<T>(begin),
-        k_tiles(this->take(s.dim * s.padded_keys)),
-        v_tiles(this->take(s.dim * s.padded_keys)),
+        keys(*this, s),
+        values(*this, s),
         k(this->take(s.padded_keys * s.padded_dim)),
         grad_k(this->take(s.padded_keys * s.padded_dim)),
         grad_v(this->take(s.padded_keys * s.padded_dim)),
-        q_transposed(this->take(s.dim * kQueries)),
-        grad_out_transposed(this->take(s.dim * kQueries)),
         q(this->take(kQueries * s.padded_dim)),
         grad_out(this->take(kQueries * s.padded_dim)),
         grad_q(this->take(kQueries * s.padded_dim)),
         probabilities(this->take(kQueries * kKeys)),
         grad_scores(this->take(kQueries * kKeys)),
         delta(this->take(kQueries)) {}
-  T *k_tiles, *v_tiles, *k, *grad_k, *grad_v;
-  T *q_transposed, *grad_out_transposed, *q, *grad_out, *grad_q;
+  Tiles keys, values;
+  T *k, *grad_k, *grad_v, *q, *grad_out, *grad_q;
   T *probabilities, *grad_scores, *delta;
 };
 
 /// Computes grad_q of a tile of queries, and adds its terms to grad_k and grad_v.
-template <typename T, typename Scores>
-void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores& variant,
+template <typename Tiles, typename Scores, typename T = typename Tiles::Element>
+void backward_tile(const BackwardScratch<Tiles>& s, const Sizes& sizes, const Scores& variant,
                    Index first, const T* log_sum_exp, T scale) {
   const Index width = sizes.padded_dim;
   const Index count = std::min(kQueries, sizes.queries - first);
@@ -409,10 +496,8 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
     const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
     if (variant.skips(first, count, key, columns)) continue;
-    tile_product<T>(rows, columns, sizes.dim, {s.q_transposed, 1, kQueries},
-                    s.k_tiles + key * sizes.dim, kKeys, s.probabilities, kKeys, false);
-    tile_product<T>(rows, columns, sizes.dim, {s.grad_out_transposed, 1, kQueries},
-                    s.v_tiles + key * sizes.dim, kKeys, s.grad_scores, kKeys, false);
+    s.keys.multiply(rows, columns, key, sizes, s.probabilities, scale);
+    s.values.multiply(rows, columns, key, sizes, s.grad_scores, T(1));
     for (Index i = 0; i < rows; ++i) {
       T* p = s.probabilities + i * kKeys;
       T* g = s.grad_scores + i * kKeys;
@@ -439,9 +524,10 @@ void backward_tile(const BackwardScratch<T>& s, const Sizes& sizes, const Scores
   }
 }
 
-template <typename E, typename Scores, typename T = Accumulator<E>>
-void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, const Sizes& sizes,
-                   Index batch, Index head) {
+template <typename E, typename Scores, typename Tiles>
+void backward_head(const AttentionBackward& args, const BackwardScratch<Tiles>& s,
+                   const Sizes& sizes, Index batch, Index head) {
+  using T = Accumulator<E>;
   const Scores variant(args.variant, batch, sizes.queries, sizes.keys);
   const auto q = head_of<const E>(args.q, batch, head);
   const auto out = head_of<const E>(args.out, batch, head);
@@ -452,9 +538,8 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, c
   const Index width = sizes.padded_dim;
   for (Index first = 0; first < sizes.queries; first += kQueries) {
     const Index count = std::min(kQueries, sizes.queries - first);
-    copy_columns<T, E>(s.q_transposed, kQueries, q, first, count, kQueries, sizes.dim, scale);
-    copy_columns<T, E>(s.grad_out_transposed, kQueries, grad_out, first, count, kQueries, sizes.dim,
-                       T(1));
+    s.keys.load_queries(q, first, count, sizes, scale);
+    s.values.load_queries(grad_out, first, count, sizes, T(1));
     copy_rows<T, E>(s.q, width, q, first, count, kQueries, sizes.dim);
     copy_rows<T, E>(s.grad_out, width, grad_out, first, count, kQueries, sizes.dim);
     copy_rows<T, E>(s.grad_q, width, out, first, count, kQueries, sizes.dim);
@@ -471,20 +556,20 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<T>& s, c
   }
 }
 
-template <typename E, typename Scores>
+template <typename E, typename Scores, typename Tiles>
 void backward(Context& context, const AttentionBackward& args) {
   using T = Accumulator<E>;
   const Sizes sizes = sizes_of<T>(args.q, args.k);
-  for_each_slot<BackwardScratch<T>>(
+  for_each_slot<BackwardScratch<Tiles>>(
       context, sizes.batch * sizes.kv_heads, sizes, "attention_backward",
-      [&](Index begin, Index end, const BackwardScratch<T>& s) {
+      [&](Index begin, Index end, const BackwardScratch<Tiles>& s) {
         for (Index item = begin; item < end; ++item) {
           const Index batch = item / sizes.kv_heads;
           const Index kv = item % sizes.kv_heads;
           const auto k = head_of<const E>(args.k, batch, kv);
           const auto v = head_of<const E>(args.v, batch, kv);
-          copy_key_tiles<T, E>(s.k_tiles, k, sizes);
-          copy_key_tiles<T, E>(s.v_tiles, v, sizes);
+          s.keys.load_keys(k, sizes);
+          s.values.load_keys(v, sizes);
           copy_rows<T, E>(s.k, sizes.padded_dim, k, 0, sizes.keys, sizes.padded_keys, sizes.dim);
           std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
           std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));
@@ -515,10 +600,12 @@ void attention_forward(Context& context, const AttentionForward& args) {
 void attention_backward(Context& context, const AttentionBackward& args) {
   visit_dtype(args.q.dtype, [&](auto type) {
     using E = typename decltype(type)::type;
-    if (args.variant.is_causal_only())
-      backward<E, CausalScores>(context, args);
-    else
-      backward<E, VariantScores>(context, args);
+    visit_tiles<E>([&]<typename Tiles>(std::type_identity<Tiles>) {
+      if (args.variant.is_causal_only())
+        backward<E, CausalScores, Tiles>(context, args);
+      else
+        backward<E, VariantScores, Tiles>(context, args);
+    });
   });
 }
 

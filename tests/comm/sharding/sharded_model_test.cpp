@@ -451,18 +451,22 @@ TEST_CASE("recomputed units may run a shared unit that they do not list") {
 }
 
 TEST_CASE("cheap results are computed again in their unit alone, and with the same bits") {
-  // A norm is a unit of its own, so that its weights are sharded while the next unit runs backward.
+  // Norms are units of their own, so that their weights are sharded while the next unit runs backward.
   struct Normed : nn::Module {
     nn::Norm first{*this, "first", 8, {}};
     nn::Linear middle{*this, "middle", {8, 8}};
-    nn::Norm norm{*this, "norm", 8, {}};
+    nn::Norm norm{*this, "norm", 8, {}}, side{*this, "side", 8, {}};
     nn::Linear last{*this, "last", {8, 8}};
     Tensor operator()(const Tensor& x) {
       const auto inside = [this](const Tensor& in) {
+        captured = side(in);
         return norm(ops::gelu(middle(ops::silu(in))));
       };
-      return nn::unit(last, nn::unit({&middle, &norm}, inside, nn::unit(first, x)));
+      const Tensor y = nn::unit({&middle, &norm, &side}, inside, nn::unit(first, x));
+      const auto outside = [this](const Tensor& in) { return ops::mul(last(in), captured); };
+      return nn::unit({&last}, outside, y);
     }
+    Tensor captured;
   };
   const auto run = [](int world, nn::Recompute recompute) {
     std::vector<float> gradients;
@@ -471,8 +475,8 @@ TEST_CASE("cheap results are computed again in their unit alone, and with the sa
       Normed model;
       model.set_recompute(recompute);
       const comm::Mesh mesh(communicator);
-      ShardedModel sharded(model, mesh, {.units = nn::parse_unit_policy("first,middle,norm,last")},
-                           context);
+      ShardedModel sharded(
+          model, mesh, {.units = nn::parse_unit_policy("first,middle,norm,side,last")}, context);
       sharded.load(fill);
       sharded.begin_micro_batch(true, true);
       const Tensor x = test::random_tensor(context, {4, 8}, DType::F32, 3);

@@ -97,11 +97,13 @@ std::vector<Field> make_fields() {
           KEY(train.tuned_products),
           "on GPUs: a file of cuBLASLt's fastest kernels; the first step times those that it "
           "lacks, and adds them; with deterministic off by default tuned_products.json in run.out"),
-      text(KEY(train.recompute),
-           "recompute in backward instead of keeping: none, cheap (results of norms and activation "
-           "functions), mlp (these and the inside of MLPs), block (all but the inputs of blocks), "
-           "or "
-           "'every N' (the same for blocks 0, N, 2N, ...)"),
+      text(
+          KEY(train.recompute),
+          "recompute in backward instead of keeping: none, cheap (results of norms, GELU, SiLU and "
+          "element-wise products), mlp (these and the inside of MLPs), block (all but the inputs "
+          "of blocks), "
+          "or "
+          "'every N' (the same for blocks 0, N, 2N, ...)"),
       number(KEY(train.eval_every), 0, 1e15, "steps between evaluations; 0: only at the end"),
       number(KEY(train.eval_batches), 0, kBig,
              "global batches per evaluation; 0: all validation data"),

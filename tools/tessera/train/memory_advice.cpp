@@ -48,7 +48,7 @@ std::vector<MemoryChange> memory_changes(const Config& config, int world_size,
             [rows](Config& c) { c.train.micro_batch = rows; });
   }
   if (config.train.recompute == "none")
-    attempt("--train.recompute cheap", "results of norms and activation functions, computed twice",
+    attempt("--train.recompute cheap", "results of norms and activations, computed twice",
             [](Config& c) { c.train.recompute = "cheap"; });
   if (config.train.recompute == "none" || config.train.recompute == "cheap")
     attempt("--train.recompute mlp", "activations of MLPs are computed twice",
