@@ -171,8 +171,8 @@ void recompute_if_cheap(const Tensor& y, std::string_view operation,
   int depth = 1;
   for (const Tensor& input : inputs) {
     if (!input.defined()) continue;
-    if (const auto saved = input.storage()->saved_as())
-      depth = std::max(depth, late_depth(*saved) + 1);
+    const auto saved = input.storage()->saved_as();
+    depth = std::max(depth, late_depth(saved ? *saved : *input.storage()) + 1);
   }
   if (depth > kMostDepth) return;
   y.storage()->set_saved_as(

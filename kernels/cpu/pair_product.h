@@ -21,14 +21,16 @@ TESSERA_PAIRS inline void pair_block(std::int64_t depth, const Pair* a, const Pa
                                      std::int64_t b_stride, float* c, std::int64_t c_stride,
                                      float scale) {
   constexpr std::int64_t kWidth = kLanes<float>;
-  __m512 sums[rows][vectors] = {};
+  __m512 sums[rows][vectors];
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < vectors; ++j) sums[i][j] = _mm512_setzero_ps();
   for (std::int64_t k = 0; k < depth; ++k) {
     __m512bh line[vectors];
     for (int j = 0; j < vectors; ++j)
-      line[j] = std::bit_cast<__m512bh>(_mm512_loadu_si512(b + k * b_stride + j * kWidth));
+      line[j] = __builtin_bit_cast(__m512bh, _mm512_loadu_si512(b + k * b_stride + j * kWidth));
     for (int i = 0; i < rows; ++i) {
       const auto pair =
-          std::bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i * depth + k])));
+          __builtin_bit_cast(__m512bh, _mm512_set1_epi32(static_cast<int>(a[i * depth + k])));
       for (int j = 0; j < vectors; ++j) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], pair, line[j]);
     }
   }

@@ -169,15 +169,15 @@ TEST_CASE("the first wait throws the error itself, whichever collective it waits
     std::vector<CommFailure> kinds;
     const auto results = run_ranks(2, [&](int rank) {
       const auto c = group.join(rank);
-      c->barrier({});
-      if (rank == 1) return told.wait(false);  // misses the barriers
       const std::shared_ptr<void> tell(nullptr, [&](void*) {
         told = true;
         told.notify_all();
       });
+      c->barrier({});
+      if (rank == 1) return told.wait(false);  // misses the barriers
       std::vector<comm::WorkPtr> works;
       for (const char* label : {"a", "b", "c"})
-        works.push_back(c->start_barrier({.label = label, .deadline = 500ms}));
+        works.push_back(c->start_barrier({.label = label, .deadline = 1500ms}));
       for (const std::size_t i : {1U, 2U, 0U}) {
         try {
           works[i]->wait();
@@ -224,10 +224,23 @@ TEST_CASE("other ranks see an abort at once, while the aborted communicator stil
   }
 }
 
-TEST_CASE("single: later calls fail after abort") {
+TEST_CASE(
+    "single: the first call after a failure throws it, later ones and those after abort fail") {
+  const auto failure_of = [](comm::Communicator& c) {
+    try {
+      c.barrier({});
+    } catch (const CommError& error) {
+      return std::optional(error.failure());
+    }
+    return std::optional<CommFailure>();
+  };
   const auto c = comm::make_single_communicator();
-  c->abort("enough");
-  CHECK_THROWS_AS(c->barrier({}), CommError);
+  c->fail(CommError(CommFailure::Timeout, {0}, "too late"));
+  CHECK(failure_of(*c) == CommFailure::Timeout);
+  CHECK(failure_of(*c) == CommFailure::Aborted);
+  const auto aborted = comm::make_single_communicator();
+  aborted->abort("enough");
+  CHECK(failure_of(*aborted) == CommFailure::Aborted);
 }
 
 TEST_CASE("destroying a communicator ends pending collectives in bounded time") {
