@@ -73,8 +73,8 @@ class Storage {
   /// materialize().
   void release() noexcept;
 
-  /// A storage with the contents of this one as they are now, which saved tensors hold instead of it. In its place
-  /// they would keep this one's memory.
+  /// A storage that has, or computes when it is read, the contents that this one has now. Saved tensors hold it in
+  /// this one's place, whose memory is then freed with its last handle.
   void set_saved_as(std::shared_ptr<Storage> other);
   /// Null: none, or this one was changed in place since.
   std::shared_ptr<Storage> saved_as() const {
