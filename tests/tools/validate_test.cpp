@@ -53,7 +53,8 @@ TEST_CASE("indivisible batches are refused with the nearest valid sizes") {
 
 TEST_CASE("texts of recomputation and units are checked before a run starts") {
   CHECK_NOTHROW(changed([](Config& c) { c.train.recompute = "every 2"; }).validate(1));
-  CHECK_THROWS_HOLDING(InvalidArgument, "train.recompute must be none, cheap, mlp, block or 'every N'",
+  CHECK_THROWS_HOLDING(InvalidArgument,
+                       "train.recompute must be none, cheap, mlp, block or 'every N'",
                        changed([](Config& c) { c.train.recompute = "all"; }).validate(1));
   CHECK_THROWS_HOLDING(InvalidArgument, "shard.units must be block, a number of parameters",
                        changed([](Config& c) { c.shard.units = "50X"; }).validate(1));
