@@ -181,8 +181,16 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     }
 
     if (!beside && config.checkpoint.every > 0 &&
-        sharded.state_context()->target().type == DeviceType::CUDA)
+        sharded.state_context()->target().type == DeviceType::CUDA) {
+      // No gathers are under way in a save that follows an evaluation, or the last step.
+      const std::int64_t save_every = config.checkpoint.every, eval_every = config.train.eval_every;
+      const bool saves_midway =
+          (config.train.steps - 1) / save_every > options.first_step / save_every;
+      const bool evaluates_before =
+          options.evaluates && eval_every > 0 && save_every % eval_every == 0;
+      if (!saves_midway || evaluates_before) sharded.release();
       stage(train::save_copy_bytes(saved()));
+    }
 
     if (sharded.state_context() != context)
       result.offloaded = sharded.state_context()->ledger().total().peak;
