@@ -58,6 +58,9 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
     whole_->set_available(always_whole_);
   } else {
     own_ = make(context_, is_offloaded ? spec.compute : spec_.master);
+    // Later, it would lie between activations, and part the memory that they leave.
+    if (!splits_parameters_) whole_->materialize();
+    whole_->set_available(false);
   }
   master_ = is_offloaded ? make(host, spec_.master) : own_;
   if (trainable_) make_gradients();
@@ -78,19 +81,14 @@ FlatUnit::FlatUnit(const Unit& unit, const ShardSpec& spec, const Mesh& mesh,
 
 void FlatUnit::make_gradients() {
   const std::int64_t padded = layout_.padded_size();
-  const std::int64_t segment = segment_size();
   whole_gradient_ =
       Storage::reserve(context_, static_cast<std::size_t>(padded) * dtype_size(spec_.gradient),
                        MemoryCategory::Gradients, name());
   whole_gradient_view_ = Tensor::window(whole_gradient_, 0, {padded}, spec_.gradient);
-  if (splits_gradients_ || spec_.gradient != DType::F32) {
+  if (splits() || spec_.gradient != DType::F32) {
     segment_gradient_ =
-        Storage::reserve(context_, static_cast<std::size_t>(segment) * sizeof(float),
+        Storage::reserve(context_, static_cast<std::size_t>(segment_size()) * sizeof(float),
                          MemoryCategory::Gradients, name() + " segment");
-    gradient_ = Tensor::window(segment_gradient_, 0, {segment}, DType::F32);
-  } else {
-    whole_gradient_->materialize();
-    gradient_ = part_of(whole_gradient_, segment_begin(), segment, DType::F32);
   }
 }
 
@@ -286,7 +284,12 @@ bool FlatUnit::start_reduce(bool last) {
   if (reduces && !rows_.defined()) zero_gaps();
   reduced_ = true;  // from now on, gradients of this micro-batch would be lost
   if (!reduces) return false;
-  if (segment_gradient_) segment_gradient_->materialize();
+  if (segment_gradient_) {
+    segment_gradient_->materialize();
+    gradient_ = Tensor::window(segment_gradient_, 0, {segment_size()}, DType::F32);
+  } else {
+    gradient_ = part_of(whole_gradient_, 0, segment_size(), DType::F32);
+  }
   if (rows_.defined()) {
     whole_gradient_->release();  // exposed
     CollectiveGroup group(shard_);
@@ -303,17 +306,17 @@ bool FlatUnit::start_reduce(bool last) {
       kernels::cast(*context_, in.view(), {narrow_.view(), false, true});
       in = narrow_;
     }
-    // The sum can't be written over the buffer that it is computed from.
-    const bool overlaps = !splits_gradients_ && !narrow_.defined() && spec_.gradient == DType::F32;
     const DType sum = shard_.scattered_dtype(in.dtype());
-    if (has_sum_ || overlaps || sum != DType::F32)
+    if (has_sum_ || sum != DType::F32)
       arriving_ = Tensor::empty(context_, {segment_size()}, sum, MemoryCategory::Gradients,
                                 name() + " arriving");
     const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
     reducing_ = {shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"))};
   }
-  if (!splits() && spec_.gradient != DType::F32)
+  if (!splits() && segment_gradient_) {
     kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
+    whole_gradient_->release();
+  }
   whole_gradient_->set_available(false);  // until the next micro-batch
   return true;
 }
@@ -325,7 +328,7 @@ void FlatUnit::finish_reduce() {
     reducing_.clear();
     narrow_ = {};
     if (rows_.defined()) sum_rows();
-    if (splits_gradients_) whole_gradient_->release();
+    whole_gradient_->release();
     if (arriving_.defined())
       kernels::cast(*context_, arriving_.view(), {gradient_.view(), has_sum_, true});
     arriving_ = {};
@@ -336,8 +339,16 @@ void FlatUnit::finish_reduce() {
         replicate_.start_all_reduce(gradient_.view(), ReduceOp::Sum, options("all_reduce"));
 }
 
+const Tensor& FlatUnit::gradient() const {
+  require(gradient_.defined(),
+          "unit '{}' has no gradient: sum_totals() and step() come after micro-batches, once",
+          name());
+  return gradient_;
+}
+
 void FlatUnit::release_gradient() {
-  if (segment_gradient_) segment_gradient_->release();
+  gradient_ = {};
+  (segment_gradient_ ? segment_gradient_ : whole_gradient_)->release();
 }
 
 void FlatUnit::finish_replicate() {

@@ -22,11 +22,12 @@ struct CollectiveOptions;
 /// Holds this rank's segment of master values and of their float32 gradient (all of
 /// them in a shard group of one), and the parameters in the compute dtype, which the
 /// model's tensors view. If these stay whole and have the master's dtype, the master is a part of
-/// them; if gradients stay whole in float32, the gradient is a part of them. Units of frozen
+/// them; in a shard group of one, a float32 gradient is the whole buffer. Units of frozen
 /// parameters have no gradients. An offloaded master is in host memory; the device has a copy of it
 /// in the compute dtype.
 ///
-/// Gradient buffers are allocated on first write, whole parameters by `demand` on first read.
+/// Gradient buffers are allocated on first write, so that they take the memory that activations leave
+/// during backward, and are freed by release_gradient(); whole parameters by `demand` on first read.
 ///
 /// A unit of one parameter can receive its gradient as rows (ShardSpec::tokens). If that is the only
 /// gradient of a micro-batch, the ranks gather their rows, and each adds up those of its segment, in
@@ -68,8 +69,9 @@ class FlatUnit final : private StorageSupplier, private autograd::RowReceiver {
   std::pair<std::int64_t, std::int64_t> owned() const;
   const Tensor& master() const { return master_; }
   /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch.
-  const Tensor& gradient() const { return gradient_; }
-  /// Frees the gradient until the next start_reduce(), unless it is a part of the whole buffer.
+  /// @throws InvalidArgument if there was none since release_gradient()
+  const Tensor& gradient() const;
+  /// Frees the gradient of the step.
   void release_gradient();
 
   void start_gather();
@@ -133,8 +135,8 @@ class FlatUnit final : private StorageSupplier, private autograd::RowReceiver {
 
   std::shared_ptr<Storage> whole_gradient_;  // [padded] gradient dtype
   Tensor whole_gradient_view_;
-  std::shared_ptr<Storage> segment_gradient_;  // null: the gradient is a part of the whole
-  Tensor gradient_;                            // [segment] f32
+  std::shared_ptr<Storage> segment_gradient_;  // null: the gradient is the whole
+  Tensor gradient_;                            // [segment] f32; undefined: none
   Tensor arriving_;  // [segment] a sum to be added to or moved into gradient_
   Tensor narrow_;    // [padded] reduction dtype, if it is not the gradient dtype
   Tensor rows_;      // [ranks, tokens, width] f32: the gradient as rows; undefined: it is dense

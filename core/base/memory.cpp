@@ -1,14 +1,9 @@
 #include "core/base/memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <bit>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 
-#include "core/base/caching_allocator.h"
 #include "core/base/error.h"
 
 namespace tessera {
@@ -20,45 +15,15 @@ void raise_peak(std::atomic<std::int64_t>& peak, std::int64_t value) {
   }
 }
 
-constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
-// Rounds up to a multiple of 1/8 of the power of two below, so that freed blocks can be reused.
-std::size_t size_class(std::size_t bytes) {
-  const std::size_t step =
-      std::max(kAlignment, std::bit_floor(std::max<std::size_t>(bytes, 1)) / 8);
-  return (bytes + step - 1) / step * step;
-}
-
 std::string table_head() {
   return fmt::format("{:<16} {:<28} {:>12} {:>12}\n", "category", "owner", "now", "peak");
 }
-
-class CpuAllocator final : public CachingAllocator {
- public:
-  CpuAllocator() = default;
-  ~CpuAllocator() override { trim(); }
-  CpuAllocator(const CpuAllocator&) = delete;
-  CpuAllocator& operator=(const CpuAllocator&) = delete;
-
- private:
-  std::size_t block_bytes(std::size_t bytes) const override { return size_class(bytes); }
-  void* take(std::size_t bytes) override {
-    const std::size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-    void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    if (data != nullptr && bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-    return data;
-  }
-  void give_back(void* data) noexcept override { std::free(data); }
-  std::string name() const override { return "host memory"; }
-};
 
 class MetaAllocator final : public Allocator {
  public:
   void* allocate(std::size_t) override { return nullptr; }
   void deallocate(void*, std::size_t) noexcept override {}
   std::size_t reserved_bytes() const override { return 0; }
-  void trim() noexcept override {}
 };
 
 }  // namespace
@@ -154,7 +119,6 @@ void MemoryLedger::reset_peaks() {
   total_peak_ = total_.load();
 }
 
-std::unique_ptr<Allocator> make_cpu_allocator() { return std::make_unique<CpuAllocator>(); }
 std::unique_ptr<Allocator> make_meta_allocator() { return std::make_unique<MetaAllocator>(); }
 
 std::string format_bytes(std::int64_t bytes) {

@@ -96,14 +96,13 @@ class Allocator {
   /// @return at least `bytes`, aligned to 64 bytes; contents undefined. Null if bytes is 0.
   /// @throws OutOfMemory
   virtual void* allocate(std::size_t bytes) = 0;
+  /// @param bytes  as given to allocate()
   virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
   /// Bytes held from the system, in use or kept for reuse.
   virtual std::size_t reserved_bytes() const = 0;
-  /// Returns idle blocks to the system.
-  virtual void trim() noexcept = 0;
 };
 
-/// Allocator of host memory that reuses freed blocks, so that a warm step takes no page faults.
+/// Allocator of host memory that keeps and reuses freed memory.
 std::unique_ptr<Allocator> make_cpu_allocator();
 /// Allocator of the meta device; returns null for every request.
 std::unique_ptr<Allocator> make_meta_allocator();

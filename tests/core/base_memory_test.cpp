@@ -1,10 +1,13 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "core/base/caching_allocator.h"
 #include "core/base/error.h"
 #include "core/base/memory.h"
 #include "core/base/storage.h"
@@ -93,34 +96,78 @@ TEST_CASE("host memory is aligned and writable at every size") {
   CHECK_NOTHROW(allocator->deallocate(nullptr, 0));
 }
 
-TEST_CASE("a freed block is reused, and trim releases it") {
+TEST_CASE("freed neighbors join, so memory of many blocks serves larger ones") {
   const auto allocator = make_cpu_allocator();
-  void* first = allocator->allocate(10000);
+  constexpr std::size_t kBlock = 3 << 20;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(allocator->allocate(kBlock));
+  void* const last = allocator->allocate(kBlock);
   const std::size_t held = allocator->reserved_bytes();
-  CHECK(held >= 10000);
-  allocator->deallocate(first, 10000);
+  CHECK(held >= 9 * kBlock);
+  for (const int i : {1, 3, 2, 7, 5, 0, 4, 6}) allocator->deallocate(blocks[i], kBlock);
   CHECK(allocator->reserved_bytes() == held);
-  void* again = allocator->allocate(9990);
-  CHECK(again == first);
+  void* const large = allocator->allocate(5 * kBlock);
+  void* const rest = allocator->allocate(3 * kBlock);
+  CHECK(large == blocks[0]);
+  CHECK(rest == blocks[5]);
   CHECK(allocator->reserved_bytes() == held);
-  void* much_smaller = allocator->allocate(100);
-  CHECK(much_smaller != nullptr);
-  CHECK(allocator->reserved_bytes() > held);
-  allocator->trim();
-  CHECK(allocator->reserved_bytes() > held);
-  allocator->deallocate(again, 9990);
-  allocator->deallocate(much_smaller, 100);
-  allocator->trim();
-  CHECK(allocator->reserved_bytes() == 0);
+  // A free block at the end grows by what it lacks.
+  allocator->deallocate(last, kBlock);
+  void* const longer = allocator->allocate(2 * kBlock);
+  CHECK(longer == last);
+  CHECK(allocator->reserved_bytes() == held + kBlock);
+  allocator->deallocate(large, 5 * kBlock);
+  allocator->deallocate(rest, 3 * kBlock);
+  allocator->deallocate(longer, 2 * kBlock);
 }
 
-TEST_CASE("a small request does not use a large idle block") {
+TEST_CASE("the smallest free block that fits is used") {
   const auto allocator = make_cpu_allocator();
-  void* large = allocator->allocate(1 << 20);
-  allocator->deallocate(large, 1 << 20);
-  void* small = allocator->allocate(1 << 10);
-  CHECK(small != large);
-  allocator->deallocate(small, 1 << 10);
+  std::vector<void*> blocks;
+  for (const std::size_t bytes : {900'000, 50'000, 300'000, 50'000, 600'000, 50'000})
+    blocks.push_back(allocator->allocate(bytes));
+  allocator->deallocate(blocks[0], 900'000);
+  allocator->deallocate(blocks[2], 300'000);
+  allocator->deallocate(blocks[4], 600'000);
+  CHECK(allocator->allocate(250'000) == blocks[2]);
+  CHECK(allocator->allocate(601'000) == blocks[0]);
+  CHECK(allocator->allocate(400'000) == blocks[4]);
+}
+
+TEST_CASE("blocks of any sizes keep their contents, and nothing is lost between them") {
+  const auto allocator = make_cpu_allocator();
+  struct Block {
+    unsigned char* data;
+    std::size_t bytes;
+    unsigned char value;
+  };
+  std::vector<Block> blocks;
+  std::mt19937 random(7);
+  std::size_t in_use = 0, most = 0;
+  for (int i = 0; i < 4000; ++i) {
+    if (!blocks.empty() && (blocks.size() > 40 || random() % 2 == 0)) {
+      const std::size_t at = random() % blocks.size();
+      const Block block = std::exchange(blocks[at], blocks.back());
+      blocks.pop_back();
+      for (const std::size_t j : {std::size_t{0}, block.bytes / 2, block.bytes - 1})
+        REQUIRE(block.data[j] == block.value);
+      allocator->deallocate(block.data, block.bytes);
+      in_use -= block.bytes;
+      continue;
+    }
+    const std::size_t bytes = 1 + random() % (std::size_t{1} << (4 + random() % 18));
+    const auto value = static_cast<unsigned char>(random());
+    auto* const data = static_cast<unsigned char*>(allocator->allocate(bytes));
+    std::memset(data, value, bytes);
+    blocks.push_back({data, bytes, value});
+    most = std::max(most, in_use += bytes);
+  }
+  CHECK(allocator->reserved_bytes() < 2 * most);
+  for (const Block& block : blocks) allocator->deallocate(block.data, block.bytes);
+  const std::size_t held = allocator->reserved_bytes();
+  void* const all = allocator->allocate(held - 4096);  // every free block joined
+  CHECK(allocator->reserved_bytes() == held);
+  allocator->deallocate(all, held - 4096);
 }
 
 TEST_CASE("an impossible request throws") {

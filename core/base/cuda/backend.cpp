@@ -6,9 +6,9 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 
-#include "core/base/caching_allocator.h"
 #include "core/base/device_backend.h"
 #include "core/base/memory.h"
 #include "core/base/system_memory.h"
@@ -19,21 +19,57 @@ namespace {
 constexpr int kOldestMajor = 8;  // for bf16 tensor cores and cp.async
 constexpr std::size_t kStagingBytes = std::size_t{1} << 20;
 
-class PinnedAllocator final : public CachingAllocator {
+/// Pinned memory, which takes long to get: freed blocks are reused for requests of about their size.
+class PinnedAllocator final : public Allocator {
  public:
   explicit PinnedAllocator(int index) : index_(index) {}
-  ~PinnedAllocator() override { trim(); }
+  ~PinnedAllocator() override { free_idle(); }
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
+  void* allocate(std::size_t bytes) override {
+    if (bytes == 0) return nullptr;
+    require<OutOfMemory>(bytes <= kMostBytes, "{} bytes requested, more than any machine has",
+                         bytes);
+    const std::size_t step = std::max(std::bit_floor(bytes) / 8, kPage);
+    const std::size_t wanted = (bytes + step - 1) / step * step;
+    const std::lock_guard lock(mutex_);
+    const auto found = idle_.lower_bound(wanted);
+    if (found != idle_.end() && found->first <= wanted + wanted / 4) {
+      void* const data = found->second;
+      in_use_[data] = found->first;
+      idle_.erase(found);
+      return data;
+    }
+    void* data = take(wanted);
+    if (data == nullptr) {  // retry without idle blocks
+      free_idle();
+      data = take(wanted);
+    }
+    const auto text = [](std::size_t n) { return format_bytes(static_cast<std::int64_t>(n)); };
+    require<OutOfMemory>(data != nullptr, "pinned host memory is exhausted: {} requested, {} held",
+                         text(wanted), text(reserved_));
+    in_use_[data] = wanted;
+    reserved_ += wanted;
+    return data;
+  }
+  void deallocate(void* data, std::size_t) noexcept override {
+    if (data == nullptr) return;
+    const std::lock_guard lock(mutex_);
+    const auto found = in_use_.find(data);
+    idle_.emplace(found->second, data);
+    in_use_.erase(found);
+  }
+  std::size_t reserved_bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return reserved_;
+  }
+
  private:
   static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 56;  // that can be rounded up
 
-  std::size_t block_bytes(std::size_t bytes) const override {
-    const std::size_t step = std::max(std::bit_floor(bytes) / 8, kPage);
-    return (bytes + step - 1) / step * step;
-  }
-  void* take(std::size_t bytes) override {
+  void* take(std::size_t bytes) const {
     check(cudaSetDevice(index_), "cudaSetDevice");
     void* data = nullptr;
     const cudaError_t status = cudaMallocHost(&data, bytes);
@@ -44,10 +80,19 @@ class PinnedAllocator final : public CachingAllocator {
     check(status, "cudaMallocHost");
     return data;
   }
-  void give_back(void* data) noexcept override { cudaFreeHost(data); }
-  std::string name() const override { return "pinned host memory"; }
+  void free_idle() noexcept {
+    for (const auto& [bytes, data] : idle_) {
+      cudaFreeHost(data);
+      reserved_ -= bytes;
+    }
+    idle_.clear();
+  }
 
   const int index_;
+  mutable std::mutex mutex_;
+  std::multimap<std::size_t, void*> idle_;
+  std::map<void*, std::size_t> in_use_;
+  std::size_t reserved_ = 0;
 };
 
 int counted_devices() {
@@ -140,7 +185,7 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     if (status == cudaErrorMemoryAllocation) {  // retry without the pool's idle memory
       cudaGetLastError();
       check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-      trim();
+      cudaMemPoolTrimTo(pool_, 0);
       status = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
     }
     if (status == cudaErrorMemoryAllocation) {
@@ -163,7 +208,6 @@ class CudaBackend::DeviceAllocator final : public Allocator {
     cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes);
     return bytes;
   }
-  void trim() noexcept override { cudaMemPoolTrimTo(pool_, 0); }
 
  private:
   const int index_;

@@ -93,19 +93,22 @@ Bytes formula(const Setting& s) {
   b.gathered = is_mixed && !splits_weights ? copy * kAll : 0;
   b.gathered_peak = splits_weights ? copy * kUnit * (1 + s.gather_ahead) : b.gathered;
 
-  // The reduced gradients are float32.
-  const std::int64_t reduced = 4 * kAll / n;
-  b.gradients = splits_gradients ? reduced : gradient * kAll + (is_narrow ? reduced : 0);
-  // One unit is in backward while another is being reduced. In the first micro-batch its segment is
-  // allocated when it is reduced itself.
-  std::int64_t in_flight = splits_gradients ? 2 * gradient * kUnit : 0;
-  if (splits_gradients && micro_batches == 1)
-    in_flight = std::max(in_flight - reduced / kUnits, gradient * kUnit);
-  // A segment that is added to the micro-batches before it, or moved over the whole gradient.
-  const bool is_moved = splits && (splits_gradients ? micro_batches > 1 : !is_narrow);
-  const std::int64_t arriving = is_moved ? 4 * kUnit / n : 0;
+  // The reduced gradients are float32. Whole ones are freed as they are reduced.
+  b.gradients = 4 * kAll / n;
+  const std::int64_t segment = 4 * kUnit / n, whole = gradient * kUnit;
   const std::int64_t of_input = 4 * kRows * kWidth;
-  b.gradients_peak = b.gradients + in_flight + arriving + of_input;
+  if (!splits) {
+    b.gradients_peak = b.gradients + (is_narrow ? whole : 0) + of_input;
+  } else if (splits_gradients || micro_batches == 1) {
+    // One unit is in backward while another is being reduced. In the first micro-batch its segment is
+    // allocated when it is reduced itself; later ones are added from a segment of their own.
+    const std::int64_t in_flight =
+        micro_batches == 1 ? std::max(2 * whole - segment, whole) : 2 * whole + segment;
+    b.gradients_peak = b.gradients + in_flight + of_input;
+  } else {
+    // The first unit of the last micro-batch is reduced, or the last one is.
+    b.gradients_peak = std::max(gradient * kAll + segment, b.gradients + whole + of_input);
+  }
 
   const auto sent = [](std::int64_t bytes, std::int64_t ranks) {
     return bytes * (ranks - 1) / ranks;
@@ -221,10 +224,9 @@ TEST_CASE("totals are those of ZeRO, and a table shows them") {
       if (mode == "hybrid") continue;  // not in the paper
       // ZeRO-3 without its bf16 shard, which is cast from the master instead.
       const std::int64_t w3 = compute == DType::F32 ? w : 0;
-      const std::int64_t held = mode == "none"        ? (w + g + k) * kAll
-                                : mode == "optimizer" ? (w + g) * kAll + k * kAll / n
-                                : mode == "gradients" ? w * kAll + (g + k) * kAll / n
-                                                      : (w3 + g + k) * kAll / n;
+      const std::int64_t held = mode == "none"   ? (w + g + k) * kAll
+                                : mode != "full" ? w * kAll + (g + k) * kAll / n
+                                                 : (w3 + g + k) * kAll / n;
       CHECK(b.held() == held);
       const std::int64_t elements = b.all_gather / w + b.reduce_scatter / g + b.all_reduce / 4;
       // The unit that forward ends with is gathered once.

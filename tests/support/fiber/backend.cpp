@@ -52,7 +52,6 @@ class LimitedAllocator final : public Allocator {
     memory_->deallocate(data, bytes);
   }
   std::size_t reserved_bytes() const override { return memory_->reserved_bytes(); }
-  void trim() noexcept override { memory_->trim(); }
 
  private:
   std::unique_ptr<Allocator> memory_ = make_cpu_allocator();

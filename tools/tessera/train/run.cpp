@@ -15,7 +15,6 @@
 #include "comm/bootstrap.h"
 #include "comm/control/agreement.h"
 #include "comm/control/comparison.h"
-#include "core/base/caching_allocator.h"
 #include "core/base/choose_device.h"
 #include "core/base/device_backend.h"
 #include "core/base/memory.h"
