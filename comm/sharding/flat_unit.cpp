@@ -251,7 +251,10 @@ void FlatUnit::begin_micro_batch(bool first) {
   rows_ = row_ids_ = {};
   if (!trainable_) return;
   whole_gradient_->set_available(true);  // if it is there
-  if (first) has_sum_ = false;
+  if (first) {
+    has_sum_ = false;
+    release_gradient();  // of a step without an update
+  }
   // Micro-batches accumulate in the segment if gradients are split, else in the whole buffer.
   if (!first && !splits_gradients_) return;
   for (Parameter* parameter : parameters_) parameter->tensor.zero_grad();
@@ -347,8 +350,10 @@ const Tensor& FlatUnit::gradient() const {
 }
 
 void FlatUnit::release_gradient() {
+  if (gradient_.defined() && !segment_gradient_) gradient_.storage()->set_available(false);
   gradient_ = {};
-  (segment_gradient_ ? segment_gradient_ : whole_gradient_)->release();
+  if (segment_gradient_) segment_gradient_->release();
+  whole_gradient_->release();
 }
 
 void FlatUnit::finish_replicate() {

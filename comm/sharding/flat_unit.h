@@ -68,8 +68,8 @@ class FlatUnit final : private StorageSupplier, private autograd::RowReceiver {
   /// belongs to one rank's part.
   std::pair<std::int64_t, std::int64_t> owned() const;
   const Tensor& master() const { return master_; }
-  /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch.
-  /// @throws InvalidArgument if there was none since release_gradient()
+  /// Gradient of master(), complete after finish_reduce() of the step's last micro-batch; its memory
+  /// is there until release_gradient() or the next step. @throws InvalidArgument if there is none
   const Tensor& gradient() const;
   /// Frees the gradient of the step.
   void release_gradient();

@@ -30,8 +30,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kLarge = std::size_t{32} << 10;
-constexpr std::size_t kLimited = std::size_t{64} << 20;
+constexpr std::size_t kLarge = 4096;
 // Beyond any address space, yet small enough that rounding up does not overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
@@ -59,10 +58,7 @@ class HostAllocator final : public Allocator {
  public:
   HostAllocator() = default;
   ~HostAllocator() override {
-    for (const Region& region : regions_) {
-      unpoison(region.begin, size_of(region));
-      munmap(region.mapping, region.mapped);
-    }
+    for (const Region& region : regions_) unmap(region);
   }
   HostAllocator(const HostAllocator&) = delete;
   HostAllocator& operator=(const HostAllocator&) = delete;
@@ -73,9 +69,10 @@ class HostAllocator final : public Allocator {
                          bytes);
     const std::lock_guard lock(mutex_);
     void* const data = bytes < kLarge ? small(bytes) : large(block_size(bytes));
-    const auto text = [](std::size_t n) { return format_bytes(static_cast<std::int64_t>(n)); };
-    require<OutOfMemory>(data != nullptr, "host memory is exhausted: {} requested, {} held",
-                         text(bytes), text(held()));
+    if (data == nullptr)
+      throw OutOfMemory("host memory is exhausted: {} requested, {} held",
+                        format_bytes(static_cast<std::int64_t>(bytes)),
+                        format_bytes(static_cast<std::int64_t>(held())));
     unpoison(data, bytes);
     return data;
   }
@@ -98,8 +95,8 @@ class HostAllocator final : public Allocator {
   }
 
  private:
-  // Addresses from the system: [begin, end). Blocks were cut from those below `top`; those below
-  // `committed` may be used.
+  // Addresses [begin, end), of which those below `committed` have memory, and those below `top` were
+  // in use.
   struct Region {
     void* mapping;
     std::size_t mapped;
@@ -107,13 +104,12 @@ class HostAllocator final : public Allocator {
   };
   using Blocks = std::map<std::byte*, std::size_t>;
 
-  static std::size_t size_of(const Region& region) {
-    return static_cast<std::size_t>(region.end - region.begin);
+  static std::size_t distance(const std::byte* from, const std::byte* to) {
+    return static_cast<std::size_t>(to - from);
   }
   std::size_t held() const {
     std::size_t bytes = small_bytes_;
-    for (const Region& region : regions_)
-      bytes += static_cast<std::size_t>(region.top - region.begin);
+    for (const Region& region : regions_) bytes += distance(region.begin, region.top);
     return bytes;
   }
 
@@ -124,57 +120,77 @@ class HostAllocator final : public Allocator {
     return data;
   }
 
-  // The smallest free block that is large enough, at the lowest address, or new memory.
+  // The smallest free block that is large enough, at the lowest address; null: the system has no more.
   void* large(std::size_t size) {
-    const auto found = by_size_.lower_bound({size, nullptr});
+    auto found = by_size_.lower_bound({size, nullptr});
     if (found == by_size_.end()) {
-      void* const data = extend(size);
-      return data != nullptr || !add_region(size) ? data : extend(size);
+      if (!add_region(size)) return nullptr;
+      found = by_size_.lower_bound({size, nullptr});
     }
     const auto [available, begin] = *found;
+    if (!commit(begin + size)) return nullptr;
     erase(free_.find(begin));
     if (available > size) insert(begin + size, available - size);
     return begin;
   }
 
-  // Raises the top of the last region by what its last free block lacks; null: not possible.
-  std::byte* extend(std::size_t size) {
-    if (regions_.empty()) return nullptr;
-    Region& region = regions_.back();
-    auto last = free_.lower_bound(region.top);
-    const bool joins =
-        last != free_.begin() && std::prev(last)->first + std::prev(last)->second == region.top;
-    std::byte* const begin = joins ? std::prev(last)->first : region.top;
-    if (static_cast<std::size_t>(region.end - begin) < size) return nullptr;
-    std::byte* const top = begin + size;
-    if (top > region.committed) {
-      const std::size_t more =
-          round_up(static_cast<std::size_t>(top - region.committed), kHugePage);
-      if (mprotect(region.committed, more, PROT_READ | PROT_WRITE) != 0) return nullptr;
+  // Gets memory for the addresses of a region up to `end`. The system may refuse it.
+  bool commit(std::byte* end) {
+    Region& region = *std::ranges::find_if(
+        regions_, [end](const Region& r) { return r.begin < end && end <= r.end; });
+    if (end > region.committed) {
+      const std::size_t more = round_up(distance(region.committed, end), kHugePage);
+      if (mprotect(region.committed, more, PROT_READ | PROT_WRITE) != 0) return false;
       poison(region.committed, more);
       region.committed += more;
     }
-    if (joins) erase(std::prev(last));
-    region.top = top;
-    return begin;
+    region.top = std::max(region.top, end);
+    return true;
   }
 
-  // Addresses for twice the machine's memory, unless the process has a limit of them.
+  // Takes addresses for all of the machine's memory, or as many as there are. A process with a limit
+  // of them takes few at first, and each time as many as it has.
   bool add_region(std::size_t least) {
+    least = round_up(least, kHugePage);
     rlimit limit{};
-    const bool limited = getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
-    const auto memory = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const std::size_t size = round_up(std::max(least, limited ? kLimited : 2 * memory), kHugePage);
+    std::size_t wanted = kHugePage * 32;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY)
+      wanted = static_cast<std::size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
+               static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    std::size_t mapped = 0;
+    for (const Region& region : regions_) mapped += region.mapped;
+    for (std::size_t size = round_up(std::max(wanted, mapped), kHugePage); size > least;
+         size = round_up(size / 2, kHugePage))
+      if (map(size)) return true;
+    if (map(least)) return true;
+    unmap_free_regions();
+    return map(least);
+  }
+
+  bool map(std::size_t size) {
+    // Without MAP_NORESERVE, so that commit() fails where the system's rules on memory say so.
     const std::size_t mapped = size + kHugePage;
-    void* const mapping =
-        mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const mapping = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping == MAP_FAILED) return false;
     const auto unaligned = reinterpret_cast<std::uintptr_t>(mapping) % kHugePage;
     std::byte* const begin = static_cast<std::byte*>(mapping) + (kHugePage - unaligned);
     madvise(begin, size, MADV_HUGEPAGE);
     regions_.push_back({mapping, mapped, begin, begin, begin, begin + size});
+    insert(begin, size);
     return true;
+  }
+  static void unmap(const Region& region) {
+    unpoison(region.begin, distance(region.begin, region.committed));
+    munmap(region.mapping, region.mapped);
+  }
+  void unmap_free_regions() {
+    std::erase_if(regions_, [this](const Region& region) {
+      const auto block = free_.find(region.begin);
+      if (block == free_.end() || block->second != distance(region.begin, region.end)) return false;
+      erase(block);
+      unmap(region);
+      return true;
+    });
   }
 
   void insert(std::byte* begin, std::size_t size) {
@@ -201,8 +217,8 @@ class HostAllocator final : public Allocator {
   }
 
   mutable std::mutex mutex_;
-  std::vector<Region> regions_;
-  Blocks free_;  // by address; no two are neighbors
+  std::vector<Region> regions_;  // with gaps between them
+  Blocks free_;                  // by address; no two are neighbors
   std::set<std::pair<std::size_t, std::byte*>> by_size_;
   std::size_t small_bytes_ = 0;
 };

@@ -1,7 +1,10 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <thread>
@@ -179,6 +182,42 @@ TEST_CASE("an impossible request throws") {
   }
   CHECK(allocator->reserved_bytes() == 0);
 }
+
+TEST_CASE("more than the machine has is refused, and what is there still serves") {
+  int overcommit = 1;
+  std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit;
+  if (overcommit == 1) return;  // this system refuses nothing
+  const auto allocator = make_cpu_allocator();
+  for (int i = 0; i < 3; ++i)
+    CHECK_THROWS_AS(allocator->allocate(std::size_t{1} << 45), OutOfMemory);
+  CHECK(allocator->reserved_bytes() == 0);
+  allocator->deallocate(allocator->allocate(1 << 20), 1 << 20);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_CASE("a process with a limit of addresses can use nearly all of them, more than once") {
+  constexpr std::size_t kMiB = 1 << 20, kRoom = 1024 * kMiB;
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit limit = before;
+  limit.rlim_cur = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + kRoom;
+  REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  const auto allocator = make_cpu_allocator();
+  for (const std::size_t bytes : {33 * kMiB, 500 * kMiB, 40 * kMiB}) {
+    std::vector<void*> blocks;
+    try {
+      for (;;) blocks.push_back(allocator->allocate(bytes));
+    } catch (const OutOfMemory&) {
+    }
+    CAPTURE(bytes);
+    CHECK(blocks.size() * bytes > kRoom * 8 / 10);
+    for (void* const block : blocks) allocator->deallocate(block, bytes);
+  }
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+}
+#endif
 
 TEST_CASE("a limit is reached to the byte, whatever the allocator keeps for reuse") {
   const auto context = Context::create();

@@ -33,19 +33,22 @@ class PinnedAllocator final : public Allocator {
                          bytes);
     const std::size_t step = std::max(std::bit_floor(bytes) / 8, kPage);
     const std::size_t wanted = (bytes + step - 1) / step * step;
-    const std::lock_guard lock(mutex_);
-    const auto found = idle_.lower_bound(wanted);
-    if (found != idle_.end() && found->first <= wanted + wanted / 4) {
-      void* const data = found->second;
-      in_use_[data] = found->first;
-      idle_.erase(found);
-      return data;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = idle_.lower_bound(wanted);
+      if (found != idle_.end() && found->first <= wanted + wanted / 4) {
+        void* const data = found->second;
+        in_use_[data] = found->first;
+        idle_.erase(found);
+        return data;
+      }
     }
     void* data = take(wanted);
     if (data == nullptr) {  // retry without idle blocks
       free_idle();
       data = take(wanted);
     }
+    const std::lock_guard lock(mutex_);
     const auto text = [](std::size_t n) { return format_bytes(static_cast<std::int64_t>(n)); };
     require<OutOfMemory>(data != nullptr, "pinned host memory is exhausted: {} requested, {} held",
                          text(wanted), text(reserved_));
@@ -81,6 +84,7 @@ class PinnedAllocator final : public Allocator {
     return data;
   }
   void free_idle() noexcept {
+    const std::lock_guard lock(mutex_);
     for (const auto& [bytes, data] : idle_) {
       cudaFreeHost(data);
       reserved_ -= bytes;

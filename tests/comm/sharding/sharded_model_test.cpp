@@ -603,8 +603,37 @@ TEST_CASE("micro-batches in the wrong order are refused") {
   CHECK_THROWS_HOLDING(InvalidArgument, "begin that one with last = true", step());
   micro_step(chain, sharded, context, false, true, 0.5);
   step();
+  CHECK_THROWS_HOLDING(InvalidArgument, "has no gradient", step());
   CHECK_THROWS_HOLDING(InvalidArgument, no_first, sharded.begin_micro_batch(false, true));
   micro_step(chain, sharded, context, true, true, 0.5);  // usable again
+}
+
+TEST_CASE("gradients end with the update, or else when the next step begins") {
+  for (const std::string mode : {"none", "optimizer", "gradients", "full"}) {
+    CAPTURE(mode);
+    run_ranks(2, [&](int, const auto& context, comm::Communicator& communicator) {
+      Chain chain(8, 2);
+      const comm::Mesh mesh = test::mesh_of(mode, communicator);
+      ShardedModel sharded(chain, mesh, test::spec_of(mode), context);
+      sharded.load(fill);
+      const auto held = [&] { return context->ledger().usage(MemoryCategory::Gradients).current; };
+      CHECK(held() == 0);
+      micro_step(chain, sharded, context, true, true, 0.5);
+      CHECK(held() > 0);
+      const Tensor gradient = sharded.units().back()->gradient();
+      sharded.begin_micro_batch(true, true);  // a step without an update
+      CHECK(held() == 0);
+      CHECK_THROWS_AS(gradient.view(), InternalError);
+      sharded.end_micro_batch();
+      const Tensor zeros = sharded.units().back()->gradient();
+      CHECK(zeros.to_vector<float>() ==
+            std::vector<float>(static_cast<std::size_t>(zeros.numel()), 0.0F));
+      sharded.step(optim::AdamW(),
+                   {.lr = 0.1, .factor = Tensor::full(context, {1}, DType::F32, 1.0)});
+      CHECK(held() == 0);
+      CHECK_THROWS_AS(zeros.view(), InternalError);
+    });
+  }
 }
 
 TEST_CASE("if a rank leaves during a step, the others name it") {
