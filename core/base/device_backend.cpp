@@ -1,5 +1,10 @@
 #include "core/base/device_backend.h"
 
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "core/base/error.h"
 #include "core/base/plugin.h"
 
 namespace tessera {
@@ -8,7 +13,16 @@ namespace {
 constexpr const char* kFile = "libtessera_cuda.so";
 constexpr const char* kVariable = "TESSERA_CUDA_PLUGIN";
 
+// Without a driver the backend isn't loaded: its libraries would take 130 MiB.
+void require_driver() {
+  static const bool found = ::dlopen("libcuda.so.1", RTLD_LAZY) != nullptr;
+  require<Unsupported>(found, "no GPU can be used: no NVIDIA driver is installed");
+}
+
 Plugin load(const std::string& path) {
+  const char* const named = std::getenv(kVariable);  // NOLINT(concurrency-mt-unsafe)
+  if (path.empty() && (named == nullptr || *named == '\0') && has_device_backend())
+    require_driver();
   Plugin plugin("CUDA backend", kFile, kVariable, path);
   plugin.require_version("tessera_plugin_version", kPluginVersion);
   return plugin;

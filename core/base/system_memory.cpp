@@ -62,4 +62,12 @@ SystemMemory system_memory(const std::string& root, const std::string& membershi
   return out;
 }
 
+std::int64_t peak_resident_bytes() {
+  std::ifstream in("/proc/self/status");
+  std::string key, rest;
+  for (std::int64_t kib = 0; in >> key; std::getline(in, rest))
+    if (key == "VmHWM:" && in >> kib) return kib * 1024;
+  return 0;
+}
+
 }  // namespace tessera

@@ -16,4 +16,8 @@ struct SystemMemory {
 SystemMemory system_memory(const std::string& root = "/sys/fs/cgroup",
                            const std::string& membership = "/proc/self/cgroup");
 
+/// Most memory that this process had resident at once, in bytes: program, libraries, and pages of mapped
+/// files included. 0 if unknown.
+std::int64_t peak_resident_bytes();
+
 }  // namespace tessera

@@ -166,6 +166,23 @@ TEST_CASE_FIXTURE(Fixture, "planned and measured peak are equal to the byte on e
   compare(*this, number_of("TESSERA_PLANNED_RUNS", 40), false);
 }
 
+TEST_CASE_FIXTURE(Fixture, "a process on the CPU holds little more than was planned") {
+  for (const Arguments& keys :
+       {Arguments{"--train.precision=fp32"},
+        Arguments{"--train.precision=bf16", "--train.recompute=cheap", "--checkpoint.every=1"}}) {
+    const auto result = run_to(
+        0, joined(joined(small_run(text, dir.file("run"), 1, 3), keys),
+                  {"--json", "--model.n_layer=8", "--model.n_head=4", "--model.n_embd=256",
+                   "--model.seq_len=128", "--train.global_batch=16", "--train.eval_every=1"}));
+    const auto summary = nlohmann::json::parse(result.out);
+    const auto planned = summary["memory_planned_bytes"].get<std::int64_t>();
+    CHECK(planned > 200 << 20);
+    // Program and libraries, buffers of products, and gaps between tensors.
+    CHECK(summary["resident_peak_bytes"].get<std::int64_t>() < planned + (64 << 20));
+    fs::remove_all(dir.file("run"));
+  }
+}
+
 // Calls, bytes, operations and time of a kernel in a step.
 struct Counted {
   double calls = 0, bytes = 0, flops = 0, milliseconds = 0;

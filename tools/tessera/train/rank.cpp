@@ -17,6 +17,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/memory.h"
 #include "core/base/product_tuning.h"
+#include "core/base/system_memory.h"
 #include "core/base/thread_pool.h"
 #include "io/consolidate/side_files.h"
 #include "tools/tessera/model/text_generation.h"
@@ -547,6 +548,7 @@ void Rank::finish(double seconds, int signal) {
     summary["seconds"] = seconds;
     summary["memory_peak_bytes"] = context_->ledger().total().peak;
     summary["memory_planned_bytes"] = plan_.peak;
+    summary["resident_peak_bytes"] = peak_resident_bytes();
     if (setup_.packing) summary["conversations"] = to_json(*setup_.packing);
     if (setup_.val_packing) summary["val_conversations"] = to_json(*setup_.val_packing);
     summary["run"] = config_.run.out;

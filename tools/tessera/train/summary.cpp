@@ -6,6 +6,7 @@
 
 #include "core/base/device_backend.h"
 #include "core/base/memory.h"
+#include "core/base/system_memory.h"
 #include "core/base/thread_pool.h"
 #include "io/data/mixture.h"
 #include "kernels/product_library.h"
@@ -163,8 +164,9 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
   rows.emplace_back(
-      "memory", fmt::format("peak {} on rank 0, planned {}",
-                            format_bytes(context.ledger().total().peak), format_bytes(plan.peak)));
+      "memory", fmt::format("peak {} on rank 0, planned {}; its process held {} of the host's",
+                            format_bytes(context.ledger().total().peak), format_bytes(plan.peak),
+                            format_bytes(peak_resident_bytes())));
   rows.emplace_back("", train::describe(train::category_peaks(context.ledger())));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
