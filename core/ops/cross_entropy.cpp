@@ -16,7 +16,6 @@ namespace tessera::ops {
 namespace {
 
 constexpr std::string_view kName = "linear_cross_entropy";
-constexpr std::int64_t kRowsWorthSplitting = 64;
 // Rows of logits are padded to a multiple of this, because tensor cores need 128-byte alignment.
 constexpr std::int64_t kRowStep = 64;
 
@@ -29,14 +28,15 @@ std::int64_t most_logits_bytes(Device device) {
   return device.type == DeviceType::CUDA ? std::int64_t{1} << 30 : std::int64_t{64} << 20;
 }
 
-// Logits that take more bytes exist in quarters, or less, else in halves.
-constexpr std::int64_t kMuch = std::int64_t{256} << 20;
+// Logits that take more bytes exist in halves, or in quarters or less. Each chunk reads the weight anew.
+constexpr std::int64_t kHalves = std::int64_t{64} << 20, kQuarters = std::int64_t{256} << 20;
 
 std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device device,
                                std::int64_t wanted) {
   if (wanted > 0) return std::min(wanted, rows);
   std::int64_t most = std::clamp<std::int64_t>(most_logits_bytes(device) / row_bytes, 1, rows);
-  const std::int64_t parts = rows < kRowsWorthSplitting ? 1 : rows * row_bytes > kMuch ? 4 : 2;
+  const std::int64_t bytes = rows * row_bytes;
+  const std::int64_t parts = bytes > kQuarters ? 4 : bytes > kHalves ? 2 : 1;
   most = std::min(most, (rows + parts - 1) / parts);
   const std::int64_t chunks = (rows + most - 1) / most;
   const std::int64_t even = (rows + chunks - 1) / chunks;

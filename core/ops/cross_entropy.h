@@ -18,8 +18,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, double scale =
 
 /// Sum of the cross-entropies of a linear classifier, times `scale`: the head and the loss in one.
 ///
-/// Works on chunks of rows, so that the N x V logits never exist at once. With recording on,
-/// forward also computes the gradients of x and weight from each chunk's logits and accumulates the
+/// Works on chunks of rows, so that N x V logits of more than 64 MiB never exist at once. With recording
+/// on, forward also computes the gradients of x and weight from each chunk's logits and accumulates the
 /// gradient of weight in its leaf. So the result must be the root of backward, or a term of a sum
 /// that is (a gradient other than 1 is an error: use `scale`), and evaluation belongs under
 /// NoGradGuard.
