@@ -100,6 +100,8 @@ std::string Trainer::find_culprit(std::int64_t number, std::int64_t position, Lo
   const StepTotals again = step.sum();
   if (!std::isfinite(again.grad_norm)) mine.sums.add(comm::non_finite_sums(model_));
   mine.weights.add(comm::non_finite_weights(model_));
+  for (const auto& unit : model_.units())
+    if (unit->is_trainable()) unit->release_gradient();
 
   std::vector<StepFindings> ranks;
   if (options_.exchange) {

@@ -70,7 +70,7 @@ class DeviceBackend {
 /// Loads the plugin and opens device `index`.
 ///
 /// @param plugin  path of the shared library; empty: the environment's TESSERA_CUDA_PLUGIN, else
-///   libtessera_cuda.so next to the program or in ../lib/tessera
+///   libtessera_cuda.so next to the program or in ../lib/tessera, if there seems to be a driver
 /// @throws Unsupported naming the missing plugin, driver or device, or a plugin of another version
 std::unique_ptr<DeviceBackend> load_device_backend(int index, const std::string& plugin = {});
 
@@ -82,6 +82,6 @@ bool has_device_backend();
 int count_devices(const std::string& plugin = {});
 
 /// Version of the interface between program and plugin.
-inline constexpr int kPluginVersion = 13;
+inline constexpr int kPluginVersion = 14;
 
 }  // namespace tessera

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 #include <utility>
 #include <vector>
@@ -30,7 +32,9 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kPage = std::size_t{64} << 10;  // or a part of it
 constexpr std::size_t kLarge = 4096;
+constexpr std::size_t kLeft = std::size_t{64} << 20;  // of a process's limit, to libraries
 // Beyond any address space, yet small enough that rounding up does not overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
@@ -86,7 +90,10 @@ class HostAllocator final : public Allocator {
       return;
     }
     poison(data, bytes);
-    insert(static_cast<std::byte*>(data), block_size(bytes));
+    try {
+      insert(static_cast<std::byte*>(data), block_size(bytes));
+    } catch (const std::bad_alloc&) {  // without memory for the list, the block is lost
+    }
   }
 
   std::size_t reserved_bytes() const override {
@@ -128,43 +135,81 @@ class HostAllocator final : public Allocator {
       found = by_size_.lower_bound({size, nullptr});
     }
     const auto [available, begin] = *found;
-    if (!commit(begin + size)) return nullptr;
+    if (!commit(begin, begin + size)) {
+      give_back();
+      if (!commit(begin, begin + size)) return nullptr;
+    }
     erase(free_.find(begin));
     if (available > size) insert(begin + size, available - size);
     return begin;
   }
 
-  // Gets memory for the addresses of a region up to `end`. The system may refuse it.
-  bool commit(std::byte* end) {
-    Region& region = *std::ranges::find_if(
-        regions_, [end](const Region& r) { return r.begin < end && end <= r.end; });
-    if (end > region.committed) {
-      const std::size_t more = round_up(distance(region.committed, end), kHugePage);
-      if (mprotect(region.committed, more, PROT_READ | PROT_WRITE) != 0) return false;
-      poison(region.committed, more);
-      region.committed += more;
+  Region& region_of(const std::byte* address) {
+    return *std::ranges::find_if(
+        regions_, [=](const Region& r) { return r.begin <= address && address < r.end; });
+  }
+
+  // Gets memory for [begin, end). The system may refuse it.
+  bool commit(std::byte* begin, std::byte* end) {
+    Region& region = region_of(begin);
+    std::byte* from = region.committed;
+    if (gave_back_)
+      from = std::min(from, region.begin + distance(region.begin, begin) / kPage * kPage);
+    const std::size_t bytes = from < end ? round_up(distance(from, end), kHugePage) : 0;
+    std::byte* const to = std::min(from + bytes, region.end);
+    if (bytes > 0 && mprotect(from, distance(from, to), PROT_READ | PROT_WRITE) != 0) return false;
+    if (to > region.committed) {
+      poison(region.committed, distance(region.committed, to));
+      region.committed = to;
     }
     region.top = std::max(region.top, end);
     return true;
   }
 
-  // Takes addresses for all of the machine's memory, or as many as there are. A process with a limit
-  // of them takes few at first, and each time as many as it has.
+  // Returns the memory of free blocks, after the system refused more; commit() gets it again.
+  void give_back() {
+    gave_back_ = true;
+    for (const auto& [begin, size] : free_) {
+      const Region& region = region_of(begin);
+      const std::size_t first = round_up(distance(region.begin, begin), kPage);
+      std::byte* const from = region.begin + first;
+      std::byte* const to = std::min(
+          region.begin + distance(region.begin, begin + size) / kPage * kPage, region.committed);
+      if (from >= to) continue;
+      mmap(from, distance(from, to), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+      madvise(from, distance(from, to), MADV_HUGEPAGE);
+    }
+  }
+
+  // Takes addresses for all of the machine's memory, or as many as there are.
   bool add_region(std::size_t least) {
     least = round_up(least, kHugePage);
-    rlimit limit{};
-    std::size_t wanted = kHugePage * 32;
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY)
-      wanted = static_cast<std::size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
-               static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     std::size_t mapped = 0;
     for (const Region& region : regions_) mapped += region.mapped;
-    for (std::size_t size = round_up(std::max(wanted, mapped), kHugePage); size > least;
+    if (const auto limit = limit_of_addresses(); limit != RLIM_INFINITY) {
+      const std::size_t wanted = round_up(std::max(8 * kHugePage, mapped / 8), kHugePage);
+      if (map_within(limit, std::max(least, wanted)) || map_within(limit, least)) return true;
+      unmap_free_regions();
+      return map_within(limit, least);
+    }
+    const auto memory = static_cast<std::size_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
+                        static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    for (std::size_t size = round_up(std::max(memory, mapped), kHugePage); size > least;
          size = round_up(size / 2, kHugePage))
       if (map(size)) return true;
-    if (map(least)) return true;
-    unmap_free_regions();
     return map(least);
+  }
+
+  static rlim_t limit_of_addresses() {
+    rlimit limit{};
+    return getrlimit(RLIMIT_AS, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+  }
+  // Leaves addresses to libraries: oneDNN crashes where it gets no memory for its code.
+  bool map_within(rlim_t limit, std::size_t size) {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const std::size_t used = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return used + size + kHugePage + kLeft <= limit && map(size);
   }
 
   bool map(std::size_t size) {
@@ -221,6 +266,7 @@ class HostAllocator final : public Allocator {
   Blocks free_;                  // by address; no two are neighbors
   std::set<std::pair<std::size_t, std::byte*>> by_size_;
   std::size_t small_bytes_ = 0;
+  bool gave_back_ = false;  // memory of free blocks below `committed`
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ std::int64_t most_logits_bytes(Device device) {
   return device.type == DeviceType::CUDA ? std::int64_t{1} << 30 : std::int64_t{64} << 20;
 }
 
-// Logits that take more bytes exist in halves, or in quarters or less. Each chunk reads the weight anew.
+// Logits that take more bytes exist in halves or quarters, or less. Each chunk reads the weight anew.
 constexpr std::int64_t kHalves = std::int64_t{64} << 20, kQuarters = std::int64_t{256} << 20;
 
 std::int64_t choose_chunk_rows(std::int64_t rows, std::int64_t row_bytes, Device device,

@@ -170,10 +170,11 @@ TEST_CASE_FIXTURE(Fixture, "a process on the CPU holds little more than was plan
   for (const Arguments& keys :
        {Arguments{"--train.precision=fp32"},
         Arguments{"--train.precision=bf16", "--train.recompute=cheap", "--checkpoint.every=1"}}) {
-    const auto result = run_to(
-        0, joined(joined(small_run(text, dir.file("run"), 1, 3), keys),
-                  {"--json", "--model.n_layer=8", "--model.n_head=4", "--model.n_embd=256",
-                   "--model.seq_len=128", "--train.global_batch=16", "--train.eval_every=1"}));
+    const auto result =
+        run_to(0, joined(joined(small_run(text, dir.file("run"), 1, 3), keys),
+                         {"--json", "--train.device=cpu", "--train.threads=2", "--model.n_layer=8",
+                          "--model.n_head=4", "--model.n_embd=256", "--model.seq_len=128",
+                          "--train.global_batch=16", "--train.eval_every=1"}));
     const auto summary = nlohmann::json::parse(result.out);
     const auto planned = summary["memory_planned_bytes"].get<std::int64_t>();
     CHECK(planned > 200 << 20);

@@ -164,7 +164,7 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
   rows.emplace_back(
-      "memory", fmt::format("peak {} on rank 0, planned {}; its process held {} of the host's",
+      "memory", fmt::format("peak {} on rank 0, planned {}; resident on its host {}",
                             format_bytes(context.ledger().total().peak), format_bytes(plan.peak),
                             format_bytes(peak_resident_bytes())));
   rows.emplace_back("", train::describe(train::category_peaks(context.ledger())));
