@@ -176,8 +176,9 @@ class HostAllocator final : public Allocator {
       std::byte* const to = std::min(
           region.begin + distance(region.begin, begin + size) / kPage * kPage, region.committed);
       if (from >= to) continue;
-      mmap(from, distance(from, to), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-      madvise(from, distance(from, to), MADV_HUGEPAGE);
+      constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+      if (mmap(from, distance(from, to), PROT_NONE, kFlags, -1, 0) != MAP_FAILED)
+        madvise(from, distance(from, to), MADV_HUGEPAGE);
     }
   }
 
