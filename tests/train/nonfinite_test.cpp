@@ -10,6 +10,7 @@
 #include "comm/single.h"
 #include "comm/threads.h"
 #include "core/base/error.h"
+#include "core/base/memory.h"
 #include "core/optim/adamw.h"
 #include "models/decoder.h"
 #include "tests/support/check_throws.h"
@@ -59,6 +60,7 @@ struct Setting {
 };
 
 struct Outcome {
+  std::int64_t gradients_held = 0;  // after steps, in bytes
   std::vector<StepResult> steps;
   std::string error;
   std::vector<std::vector<float>> before, after;  // weights and moments around the bad step
@@ -127,6 +129,7 @@ std::vector<Outcome> train_ranks(const Setting& setting) {
       for (std::int64_t step = 0; step < setting.steps; ++step) {
         if (step == kSpoiledStep) outcome.before = state_of(sharded);
         outcome.steps.push_back(trainer.step(step, step * rows, loader, [] { return 0; }));
+        outcome.gradients_held += context->ledger().usage(MemoryCategory::Gradients).current;
         if (step == kSpoiledStep) outcome.after = state_of(sharded);
       }
     } catch (const NonFiniteLoss& error) {
@@ -184,6 +187,7 @@ TEST_CASE("a skipped step changes nothing; after ten in a row the next one ends 
       INFO(outcome.error);
       REQUIRE(outcome.steps.size() == 4);
       CHECK(outcome.before == outcome.after);
+      CHECK(outcome.gradients_held == 0);
       for (std::size_t step = 0; step < 4; ++step) {
         CHECK(outcome.steps[step].skipped.empty() == (step != 1));
         CHECK(std::isfinite(outcome.steps[step].grad_norm) == (step != 1));
