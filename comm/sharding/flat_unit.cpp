@@ -315,8 +315,7 @@ bool FlatUnit::start_reduce(bool last) {
                                 name() + " arriving");
     const Tensor& out = arriving_.defined() ? arriving_ : gradient_;
     reducing_ = {shard_.start_reduce_scatter(in.view(), out.view(), options("reduce_scatter"))};
-  }
-  if (!splits() && segment_gradient_) {
+  } else if (segment_gradient_) {
     kernels::cast(*context_, whole_gradient_view_.view(), {gradient_.view(), false, true});
     whole_gradient_->release();
   }

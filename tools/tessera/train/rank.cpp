@@ -548,7 +548,8 @@ void Rank::finish(double seconds, int signal) {
     summary["seconds"] = seconds;
     summary["memory_peak_bytes"] = context_->ledger().total().peak;
     summary["memory_planned_bytes"] = plan_.peak;
-    summary["resident_peak_bytes"] = peak_resident_bytes();
+    if (const std::int64_t bytes = peak_resident_bytes(); bytes > 0)
+      summary["resident_peak_bytes"] = bytes;
     if (setup_.packing) summary["conversations"] = to_json(*setup_.packing);
     if (setup_.val_packing) summary["val_conversations"] = to_json(*setup_.val_packing);
     summary["run"] = config_.run.out;

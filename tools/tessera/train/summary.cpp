@@ -163,10 +163,12 @@ std::string end_summary(const ConsoleStyle& style, const RunSetup& setup,
                       fmt::format("{} for {} steps, {} tokens/s with evaluations and saves",
                                   format_duration(seconds), steps, format_count(tokens / seconds)));
   }
+  const std::int64_t resident = peak_resident_bytes();
   rows.emplace_back(
-      "memory", fmt::format("peak {} on rank 0, planned {}; resident on its host {}",
-                            format_bytes(context.ledger().total().peak), format_bytes(plan.peak),
-                            format_bytes(peak_resident_bytes())));
+      "memory",
+      fmt::format("peak {} on rank 0, planned {}{}", format_bytes(context.ledger().total().peak),
+                  format_bytes(plan.peak),
+                  resident == 0 ? "" : "; resident on its host " + format_bytes(resident)));
   rows.emplace_back("", train::describe(train::category_peaks(context.ledger())));
   rows.emplace_back("curve", config.run.out + "/loss.svg");
   if (signal != 0) {
