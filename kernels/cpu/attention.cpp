@@ -2,97 +2,30 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/base/context.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/attention_scores.h"
+#include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/few_rows.h"
-#include "kernels/cpu/pair_product.h"
-#include "kernels/cpu/tile_product.h"
-#include "kernels/cpu/vector_math.h"
-#include "kernels/cpu/visit.h"
 #include "kernels/workspace.h"
 
 // One thread computes a whole head (backward: all heads that share keys and values), so the result
 // does not depend on the number of threads. Keys and values of a head are copied once into dense
-// tiles of the accumulator type, padded with zeros; tiles of kQueries x kKeys scores stay in the L1
+// tiles (attention_tiles.h), padded with zeros; tiles of kQueries x kKeys scores stay in the L1
 // cache. Scratch memory per thread grows with Tk * D. With few queries, as when tokens are
 // generated, keys and values are read where they are, once for all of them (few_rows.h).
 TESSERA_CPU_BEGIN
 namespace {
 
-using Index = std::int64_t;
-
-constexpr Index kQueries = 32;    // rows of a tile of scores
-constexpr Index kKeys = 64;       // columns of a tile of scores
 constexpr Index kFewQueries = 4;  // from 6 on, tiles are faster
-
-/// The number of score columns is rounded up to this: to whole vectors, and to whole kTileRows,
-/// because backward also uses the columns as rows.
-template <typename T>
-constexpr Index kKeyStep = std::max<Index>(kLanes<T>, kTileRows);
-
-/// One head of a [B, T, H, D] view.
-template <typename E>
-struct Head {
-  E* data;
-  Index stride;  // between tokens
-};
-template <typename E>
-Head<E> head_of(const TensorView& view, Index batch, Index head) {
-  auto* data = static_cast<std::remove_const_t<E>*>(view.data);
-  return {data + batch * view.strides[0] + head * view.strides[2], view.strides[1]};
-}
-
-/// tile[i][d] = head[first + i][d]; rows i >= count and columns d >= dim are zero.
-template <typename T, typename E>
-void copy_rows(T* tile, Index tile_stride, Head<const E> head, Index first, Index count, Index rows,
-               Index dim) {
-  for (Index i = 0; i < rows; ++i) {
-    T* to = tile + i * tile_stride;
-    const E* from = head.data + (first + i) * head.stride;
-    const Index filled = i < count ? dim : 0;
-    Index d = 0;
-    for (; d + kLanes<T> <= filled; d += kLanes<T>) store_vector(to + d, load_vector<T>(from + d));
-    for (; d < filled; ++d) to[d] = static_cast<T>(load(from + d));
-    for (; d < tile_stride; ++d) to[d] = 0;
-  }
-}
-
-/// tile[d][i] = scale * head[first + i][d]; columns i >= count are zero.
-template <typename T, typename E>
-void copy_columns(T* tile, Index tile_stride, Head<const E> head, Index first, Index count,
-                  Index columns, Index dim, T scale) {
-  for (Index i = 0; i < columns; i += kLanes<T>)
-    copy_transposed<kLanes<T>>(tile + i, tile_stride, head.data + (first + i) * head.stride,
-                               head.stride, count - i, dim, scale);
-}
-
-struct Sizes {
-  Index batch, queries, keys, heads, kv_heads, dim;
-  Index padded_keys, padded_dim;
-  Index slot_rows = 0;  // that a thread computes at a time, with few queries
-  Index group() const { return heads / kv_heads; }
-};
-template <typename T>
-Sizes sizes_of(const TensorView& q, const TensorView& k) {
-  return {q.shape[0],
-          q.shape[1],
-          k.shape[1],
-          q.shape[2],
-          k.shape[2],
-          q.shape[3],
-          round_up(k.shape[1], kKeys),
-          round_up(q.shape[3], kLanes<T>)};
-}
 
 template <typename T, typename E>
 void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile, Index tile_stride,
                 bool accumulate) {
   for (Index i = 0; i < count; ++i) {
-    E* to = head.data + (first + i) * head.stride;
+    E* to = head.row(first + i);
     const T* from = tile + i * tile_stride;
     if (accumulate) {
 #pragma omp simd
@@ -103,23 +36,6 @@ void write_rows(Head<E> head, Index first, Index count, Index dim, const T* tile
     }
   }
 }
-
-/// Allocates a thread's scratch memory, aligned to 64 bytes. If begin is null, only adds up sizes.
-template <typename T>
-class Scratch {
- public:
-  explicit Scratch(T* begin) : begin_(begin) {}
-  T* take(Index elements) {
-    T* part = begin_ == nullptr ? nullptr : begin_ + used_;
-    used_ += round_up(elements, 64 / static_cast<Index>(sizeof(T)));
-    return part;
-  }
-  Index used() const { return used_; }
-
- private:
-  T* begin_;
-  Index used_ = 0;
-};
 
 /// Runs body(first, last, scratch) on equal ranges of n items, one per thread.
 template <typename Layout, typename T = typename Layout::Element, typename Body>
@@ -135,99 +51,22 @@ void for_each_slot(Context& context, Index n, const Sizes& sizes, const char* ow
   });
 }
 
-/// Products of a tile of queries (in backward, of their result's gradients) with tiles of keys (values) of a head.
-template <typename T>
-class DotTiles {
- public:
-  using Element = T;
-  DotTiles(Scratch<T>& scratch, const Sizes& s)
-      : keys_(scratch.take(s.dim * s.padded_keys)), queries_(scratch.take(s.dim * kQueries)) {}
-
-  template <typename E>
-  void load_keys(Head<const E> head, const Sizes& s) const {
-    for (Index key = 0; key < s.padded_keys; key += kKeys)
-      copy_columns<T, E>(keys_ + key * s.dim, kKeys, head, key, s.keys - key, kKeys, s.dim, T(1));
-  }
-  template <typename E>
-  void load_queries(Head<const E> head, Index first, Index count, const Sizes& s, T scale) const {
-    copy_columns<T, E>(queries_, kQueries, head, first, count, kQueries, s.dim, scale);
-  }
-  /// products [rows, kKeys] with keys [key, key + columns); `scale` as given to load_queries()
-  void multiply(Index rows, Index columns, Index key, const Sizes& s, T* products,
-                T /*scale*/) const {
-    tile_product<T>(rows, columns, s.dim, {queries_, 1, kQueries}, keys_ + key * s.dim, kKeys,
-                    products, kKeys, false);
-  }
-
- private:
-  // Transposed, as tiles [dim, kKeys]: rows as long as all keys would lie at distances that share few sets of
-  // the cache. The tile of key i begins at i * dim.
-  T* keys_;
-  T* queries_;  // [dim, kQueries], scaled
-};
-
-#if defined(__AVX512F__)
-
-/// The same for bf16 numbers with AVX512-BF16.
-class PairDotTiles {
- public:
-  using Element = float;
-  PairDotTiles(Scratch<float>& scratch, const Sizes& s)
-      : keys_(reinterpret_cast<Pair*>(scratch.take(pairs(s) * s.padded_keys))),
-        queries_(reinterpret_cast<Pair*>(scratch.take(pairs(s) * kQueries))) {}
-
-  void load_keys(Head<const BFloat16> head, const Sizes& s) const {
-    constexpr Index kWidth = kLanes<float>;
-    for (Index key = 0; key < s.padded_keys; key += kWidth) {
-      Pair* const to = keys_ + key / kKeys * kKeys * pairs(s) + key % kKeys;
-      for (Index p = 0; p < pairs(s); p += kWidth) {
-        Vector<float> v[kWidth] = {};  // pairs are moved as floats
-        const Index left = std::min(2 * kWidth, s.dim - 2 * p);
-        for (Index i = 0; i < std::min(kWidth, s.keys - key); ++i)
-          std::memcpy(&v[i], head.data + (key + i) * head.stride + 2 * p,
-                      static_cast<std::size_t>(left) * sizeof(BFloat16));
-        transpose<float>(v);
-        for (Index j = 0; j < std::min(kWidth, pairs(s) - p); ++j)
-          std::memcpy(to + (p + j) * kKeys, &v[j], sizeof(v[j]));
-      }
-    }
-  }
-  void load_queries(Head<const BFloat16> head, Index first, Index count, const Sizes& s,
-                    float /*scale*/) const {
-    std::fill_n(queries_, kQueries * pairs(s), Pair{0});
-    for (Index i = 0; i < count; ++i)
-      std::memcpy(queries_ + i * pairs(s), head.data + (first + i) * head.stride,
-                  static_cast<std::size_t>(s.dim) * sizeof(BFloat16));
-  }
-  void multiply(Index rows, Index columns, Index key, const Sizes& s, float* products,
-                float scale) const {
-    pair_product(rows, columns, pairs(s), queries_, keys_ + key * pairs(s), kKeys, products, kKeys,
-                 scale);
-  }
-
- private:
-  static Index pairs(const Sizes& s) { return (s.dim + 1) / 2; }
-  Pair* keys_;     // tiles [pairs, kKeys]; that of key i begins at i * pairs
-  Pair* queries_;  // [kQueries, pairs]
-};
-
-#endif
-
 template <typename Tiles, typename T = typename Tiles::Element>
 struct ForwardScratch : Scratch<T> {
   using Element = T;
   ForwardScratch(T* begin, const Sizes& s)
       : Scratch<T>(begin),
         keys(*this, s),
-        v(this->take(s.padded_keys * s.padded_dim)),
+        values(*this, s.padded_keys, s),
         scores(this->take(kQueries * kKeys)),
         out(this->take(kQueries * s.padded_dim)),
         max(this->take(kQueries)),
         new_max(this->take(kQueries)),
         factor(this->take(kQueries)),
         sum(this->take(kQueries * kLanes<T>)) {}
-  Tiles keys;
-  T *v, *scores, *out;
+  typename Tiles::Dots keys;
+  typename Tiles::Rows values;
+  T *scores, *out;
   T *max, *new_max, *factor;  // of each row; factor: for sums of earlier tiles
   T* sum;                     // of each row, in lanes
 };
@@ -324,8 +163,7 @@ void forward_tile(const ForwardScratch<Tiles>& s, const Sizes& sizes, const Scor
       store_vector(lanes, load_vector<T>(lanes) * factor + sum);
       if (factor != T(1)) scale_row(s.out + i * width, width, factor);
     }
-    tile_product<T>(rows, width, columns, {s.scores, kKeys, 1}, s.v + key * width, width, s.out,
-                    width, true);
+    s.values.template add<false>(rows, columns, key, s.scores, sizes, s.out);
   }
   for (Index i = 0; i < rows; ++i) {
     T* const lanes = s.sum + i * kLanes<T>;
@@ -424,12 +262,13 @@ void forward_many(Context& context, const AttentionForward& args, const Sizes& s
           if (item == begin || head % sizes.group() == 0) {
             const Index kv = head / sizes.group();
             s.keys.load_keys(head_of<const E>(args.k, batch, kv), sizes);
-            copy_rows<T, E>(s.v, sizes.padded_dim, head_of<const E>(args.v, batch, kv), 0,
-                            sizes.keys, sizes.padded_keys, sizes.dim);
+            s.values.load_rows(head_of<const E>(args.v, batch, kv), 0, sizes.keys,
+                               sizes.padded_keys, sizes);
           }
           for (Index first = 0; first < sizes.queries; first += kQueries) {
             const Index count = std::min(kQueries, sizes.queries - first);
-            s.keys.load_queries(head_of<const E>(args.q, batch, head), first, count, sizes, scale);
+            const auto q = head_of<const E>(args.q, batch, head);
+            s.keys.load_queries(q, first, count, sizes, scale);
             forward_tile(s, sizes, variant, first, scale);
             write_rows<T, E>(head_of<E>(args.out, batch, head), first, count, sizes.dim, s.out,
                              sizes.padded_dim, false);
@@ -447,9 +286,9 @@ template <typename E, typename F>
 void visit_tiles(const F& run) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<E, BFloat16>)
-    if (multiplies_pairs()) return run(std::type_identity<PairDotTiles>{});
+    if (multiplies_pairs()) return run(std::type_identity<PairTiles>{});
 #endif
-  run(std::type_identity<DotTiles<Accumulator<E>>>{});
+  run(std::type_identity<FloatTiles<Accumulator<E>>>{});
 }
 
 template <typename E, typename Scores>
@@ -470,17 +309,18 @@ struct BackwardScratch : Scratch<T> {
       : Scratch<T>(begin),
         keys(*this, s),
         values(*this, s),
-        k(this->take(s.padded_keys * s.padded_dim)),
+        k(*this, s.padded_keys, s),
+        q(*this, kQueries, s),
+        grad_out(*this, kQueries, s),
         grad_k(this->take(s.padded_keys * s.padded_dim)),
         grad_v(this->take(s.padded_keys * s.padded_dim)),
-        q(this->take(kQueries * s.padded_dim)),
-        grad_out(this->take(kQueries * s.padded_dim)),
         grad_q(this->take(kQueries * s.padded_dim)),
         probabilities(this->take(kQueries * kKeys)),
         grad_scores(this->take(kQueries * kKeys)),
         delta(this->take(kQueries)) {}
-  Tiles keys, values;
-  T *k, *grad_k, *grad_v, *q, *grad_out, *grad_q;
+  typename Tiles::Dots keys, values;
+  typename Tiles::Rows k, q, grad_out;
+  T *grad_k, *grad_v, *grad_q;
   T *probabilities, *grad_scores, *delta;
 };
 
@@ -515,12 +355,9 @@ void backward_tile(const BackwardScratch<Tiles>& s, const Sizes& sizes, const Sc
         store_vector(g + j, gradient);
       }
     }
-    tile_product<T>(columns, width, rows, {s.probabilities, 1, kKeys}, s.grad_out, width,
-                    s.grad_v + key * width, width, true);
-    tile_product<T>(columns, width, rows, {s.grad_scores, 1, kKeys}, s.q, width,
-                    s.grad_k + key * width, width, true);
-    tile_product<T>(rows, width, columns, {s.grad_scores, kKeys, 1}, s.k + key * width, width,
-                    s.grad_q, width, true);
+    s.grad_out.template add<true>(columns, rows, 0, s.probabilities, sizes, s.grad_v + key * width);
+    s.q.template add<true>(columns, rows, 0, s.grad_scores, sizes, s.grad_k + key * width);
+    s.k.template add<false>(rows, columns, key, s.grad_scores, sizes, s.grad_q);
   }
 }
 
@@ -540,15 +377,14 @@ void backward_head(const AttentionBackward& args, const BackwardScratch<Tiles>& 
     const Index count = std::min(kQueries, sizes.queries - first);
     s.keys.load_queries(q, first, count, sizes, scale);
     s.values.load_queries(grad_out, first, count, sizes, T(1));
-    copy_rows<T, E>(s.q, width, q, first, count, kQueries, sizes.dim);
-    copy_rows<T, E>(s.grad_out, width, grad_out, first, count, kQueries, sizes.dim);
-    copy_rows<T, E>(s.grad_q, width, out, first, count, kQueries, sizes.dim);
-    for (Index i = 0; i < kQueries; ++i) {
-      Vector<T> delta{};
-      for (Index d = i * width; d < (i + 1) * width; d += kLanes<T>)
-        delta += load_vector<T>(s.grad_out + d) * load_vector<T>(s.grad_q + d);
-      s.delta[i] = horizontal_sum<T>(delta);
-    }
+    s.q.load_rows(q, first, count, kQueries, sizes);
+    s.grad_out.load_rows(grad_out, first, count, kQueries, sizes);
+    for (Index i = 0; i < count; ++i)
+      s.delta[i] = vector_sum<T>(
+          sizes.dim,
+          [a = grad_out.row(first + i), b = out.row(first + i)]<typename V>(
+              std::type_identity<V>, Index d) { return load_as<V>(a + d) * load_as<V>(b + d); });
+    std::fill_n(s.delta + count, kQueries - count, T(0));
     backward_tile(s, sizes, variant, first, log_sum_exp, scale);
     if (args.grad_q)
       write_rows<T, E>(head_of<E>(args.grad_q.view, batch, head), first, count, sizes.dim, s.grad_q,
@@ -570,7 +406,7 @@ void backward(Context& context, const AttentionBackward& args) {
           const auto v = head_of<const E>(args.v, batch, kv);
           s.keys.load_keys(k, sizes);
           s.values.load_keys(v, sizes);
-          copy_rows<T, E>(s.k, sizes.padded_dim, k, 0, sizes.keys, sizes.padded_keys, sizes.dim);
+          s.k.load_rows(k, 0, sizes.keys, sizes.padded_keys, sizes);
           std::fill_n(s.grad_k, sizes.padded_keys * sizes.padded_dim, T(0));
           std::fill_n(s.grad_v, sizes.padded_keys * sizes.padded_dim, T(0));
           for (Index head = kv * sizes.group(); head < (kv + 1) * sizes.group(); ++head)

@@ -21,20 +21,21 @@ template <int rows, int vectors, typename T>
 inline void tile_block(TileOperand<T> a, std::int64_t depth, const T* b, std::int64_t b_stride,
                        T* c, std::int64_t c_stride, bool accumulate) {
   constexpr std::int64_t kWidth = kLanes<T>;
-  Vector<T> sums[rows][vectors];
-  for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < vectors; ++j)
-      sums[i][j] = accumulate ? load_vector<T>(c + i * c_stride + j * kWidth) : Vector<T>{};
+  Vector<T> sums[rows * vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * vectors; ++i)
+    sums[i] = accumulate ? load_vector<T>(c + i / vectors * c_stride + i % vectors * kWidth)
+                         : Vector<T>{};
   for (std::int64_t k = 0; k < depth; ++k) {
     Vector<T> line[vectors];
     for (int j = 0; j < vectors; ++j) line[j] = load_vector<T>(b + k * b_stride + j * kWidth);
-    for (int i = 0; i < rows; ++i) {
-      const T value = a.data[i * a.row + k * a.column];
-      for (int j = 0; j < vectors; ++j) sums[i][j] += value * line[j];
-    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; ++i)
+      sums[i] += a.data[i / vectors * a.row + k * a.column] * line[i % vectors];
   }
-  for (int i = 0; i < rows; ++i)
-    for (int j = 0; j < vectors; ++j) store_vector(c + i * c_stride + j * kWidth, sums[i][j]);
+#pragma GCC unroll 16
+  for (int i = 0; i < rows * vectors; ++i)
+    store_vector(c + i / vectors * c_stride + i % vectors * kWidth, sums[i]);
 }
 
 /// c [+]= a b. a [m, depth]; b [depth, n] and c [m, n] row-major, n a multiple of kLanes<T>, m a

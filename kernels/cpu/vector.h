@@ -187,10 +187,15 @@ inline A vector_sum(std::int64_t n, const F& f) {
 
 /// exp_in_range() of vector_math.h for vectors.
 inline Vector<float> exp_in_range(Vector<float> x) {
+#if defined(__AVX512F__)
+  const Vector<float> n =
+      _mm512_mask_roundscale_ps(x, 0xFFFF, x * 1.44269504088896341F, _MM_FROUND_TO_NEAREST_INT);
+#else
   using Bits = IndexVector<float>;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const Vector<float> shifted = x * 1.44269504088896341F + kRound;
   const Vector<float> n = shifted - kRound;
+#endif
   Vector<float> r = x - n * 0.693359375F;
   r = r + n * 2.12194440e-4F;
   Vector<float> p = 1.3814539975e-3F * r + 8.3687452567e-3F;
@@ -199,9 +204,13 @@ inline Vector<float> exp_in_range(Vector<float> x) {
   p = p * r + 4.9999993432e-1F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
+#if defined(__AVX512F__)
+  return _mm512_mask_scalef_ps(p, 0xFFFF, p, n);
+#else
   const Bits exponent = std::bit_cast<Bits>(shifted) - std::bit_cast<std::int32_t>(kRound);
   const Bits power = (exponent + 127) << 23;
   return p * std::bit_cast<Vector<float>>(power);
+#endif
 }
 inline Vector<double> exp_in_range(Vector<double> x) {
   for (int i = 0; i < kLanes<double>; ++i) x[i] = exp(x[i]);

@@ -234,6 +234,16 @@ inline TensorView offset(TensorView view, std::int64_t elements) {
   return view;
 }
 
+/// Whether the CPU's kernels multiply pairs of bf16 numbers (kernels/cpu/pair_product.h).
+inline bool multiplies_pairs([[maybe_unused]] const Context& context) {
+#if defined(__x86_64__)
+  return context.device().type == DeviceType::CPU && context.cpu_level() == CpuLevel::V4 &&
+         __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 /// Checks |got - want| <= relative * (|want| + magnitude) for every element; reports the worst one.
 /// @param magnitude  size of the terms that a result is summed from
 inline void check_close(const std::vector<double>& got, const std::vector<double>& want,
