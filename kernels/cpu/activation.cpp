@@ -1,8 +1,9 @@
 #include "kernels/activation.h"
 
+#include <limits>
+
 #include "kernels/cpu/gelu.h"
 #include "kernels/cpu/loops.h"
-#include "kernels/cpu/vector_math.h"
 #include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
@@ -27,34 +28,35 @@ void backward(Context& context, const GeluBackward& args) {
   });
 }
 
-template <typename A>
+template <typename V>
 struct Activation {
-  A value, derivative;
+  V value, derivative;
 };
 
-template <GatedKind kind, typename A>
-inline Activation<A> activate(A x) {
+/// @tparam V  a vector of the accumulator, or one accumulator
+template <GatedKind kind, typename V>
+inline Activation<V> activate(V x) {
+  using A = Element<V>;
   if constexpr (kind == GatedKind::GeGlu) {
-    const Gelu<A> g = Gelu<A>::at(x);
+    const Gelu<V> g = Gelu<V>::at(x);
     return {x * g.logistic, g.logistic + g.slope * (g.logistic * g.complement)};
   } else {
     // s = 1 / (1 + e^(-x)); y = x s; dy/dx = s + x s (1 - s). Beyond the clamp s is below 1e-34 or
     // equal to 1.
     constexpr A kClamp = A(80);
-    const A above = x < -kClamp ? -kClamp : x;
-    const A bounded = above > kClamp ? kClamp : above;
-    const A power = exp(-bounded);
-    const A s = A(1) / (A(1) + power);
+    const V above = clamp(x, -kClamp, std::numeric_limits<A>::infinity());
+    const V bounded = clamp(x, -kClamp, kClamp);
+    const V power = exp_in_range(-bounded);
+    const V s = A(1) / (A(1) + power);
     return {above * s, s + bounded * (s * (power * s))};
   }
 }
 
 template <GatedKind kind, typename T>
 void gated_row(const T* gate, const T* up, T* y, std::int64_t width) {
-  using A = Accumulator<T>;
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c)
-    store(y + c, activate<kind, A>(load(gate + c)).value * load(up + c));
+  for_vectors<Accumulator<T>>(width, [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    store_as(y + c, activate<kind, V>(load_as<V>(gate + c)).value * load_as<V>(up + c));
+  });
 }
 
 template <GatedKind kind, typename T>
@@ -71,34 +73,19 @@ void forward(Context& context, const GatedForward& args) {
   });
 }
 
-/// to = values, or += if accumulate.
-template <typename T>
-void put(const Accumulator<T>* values, T* to, bool accumulate, std::int64_t width) {
-  if (accumulate) {
-#pragma omp simd
-    for (std::int64_t c = 0; c < width; ++c) store(to + c, values[c] + load(to + c));
-  } else {
-#pragma omp simd
-    for (std::int64_t c = 0; c < width; ++c) store(to + c, values[c]);
-  }
-}
-
-/// Gradients of at most kGatedTile elements of a row; either gradient may be null.
-constexpr std::int64_t kGatedTile = 256;
+/// A row's gradients, added to what is there if so told; either may be null.
 template <GatedKind kind, typename T>
 void gated_gradients(const T* gate, const T* up, const T* grad_y, T* grad_gate, bool add_to_gate,
                      T* grad_up, bool add_to_up, std::int64_t width) {
-  using A = Accumulator<T>;
-  A of_gate[kGatedTile], of_up[kGatedTile];
-#pragma omp simd
-  for (std::int64_t c = 0; c < width; ++c) {
-    const Activation<A> at = activate<kind, A>(load(gate + c));
-    const A upstream = load(grad_y + c);
-    of_gate[c] = upstream * load(up + c) * at.derivative;
-    of_up[c] = upstream * at.value;
-  }
-  if (grad_gate != nullptr) put(of_gate, grad_gate, add_to_gate, width);
-  if (grad_up != nullptr) put(of_up, grad_up, add_to_up, width);
+  for_vectors<Accumulator<T>>(width, [=]<typename V>(std::type_identity<V>, std::int64_t c) {
+    const auto put = [](T* to, V value, bool add) {
+      store_as(to, add ? value + load_as<V>(to) : value);
+    };
+    const Activation<V> at = activate<kind, V>(load_as<V>(gate + c));
+    const V upstream = load_as<V>(grad_y + c), factor = load_as<V>(up + c);
+    if (grad_gate != nullptr) put(grad_gate + c, upstream * factor * at.derivative, add_to_gate);
+    if (grad_up != nullptr) put(grad_up + c, upstream * at.value, add_to_up);
+  });
 }
 
 template <GatedKind kind, typename T>
@@ -119,14 +106,10 @@ void backward(Context& context, const GatedBackward& args) {
     const auto at = [](auto* data, std::int64_t offset) {
       return data == nullptr ? data : data + offset;
     };
-    for (; row < end; ++row) {
-      for (std::int64_t c = 0; c < width; c += kGatedTile)
-        gated_gradients<kind>(gate + row * gate_stride + c, up + row * up_stride + c,
-                              grad_y + row * grad_y_stride + c,
-                              at(grad_gate, row * grad_gate_stride + c), add_to_gate,
-                              at(grad_up, row * grad_up_stride + c), add_to_up,
-                              std::min(kGatedTile, width - c));
-    }
+    for (; row < end; ++row)
+      gated_gradients<kind>(gate + row * gate_stride, up + row * up_stride,
+                            grad_y + row * grad_y_stride, at(grad_gate, row * grad_gate_stride),
+                            add_to_gate, at(grad_up, row * grad_up_stride), add_to_up, width);
   });
 }
 

@@ -82,13 +82,26 @@ inline void store_vector(BFloat16* p, Vector<float> v) {
   std::memcpy(p, &upper, sizeof(upper));
 }
 
+/// The type of a vector's lanes, or a number's own.
+template <typename V>
+struct ElementOf {
+  using Type = std::remove_cvref_t<decltype(V{}[0])>;
+};
+template <typename V>
+requires std::is_arithmetic_v<V>
+struct ElementOf<V> {
+  using Type = V;
+};
+template <typename V>
+using Element = typename ElementOf<V>::Type;
+
 /// Elements from p as a V: a vector of the accumulator, or one accumulator.
 template <typename V, typename E>
 inline V load_as(const E* p) {
   if constexpr (std::is_arithmetic_v<V>)
     return static_cast<V>(load(p));
   else
-    return load_vector<std::remove_cvref_t<decltype(V{}[0])>>(p);
+    return load_vector<Element<V>>(p);
 }
 template <typename E, typename V>
 inline void store_as(E* p, V v) {
@@ -130,6 +143,28 @@ inline Vector<T> larger(Vector<T> a, Vector<T> b) {
   if constexpr (std::is_same_v<T, float>) return _mm_max_ps(a, b);
 #endif
   return a > b ? a : b;
+}
+/// The same for a < b ? a : b.
+template <typename T>
+inline Vector<T> smaller(Vector<T> a, Vector<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) return _mm512_mask_min_ps(a, 0xFFFF, a, b);
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<T, float>) return _mm256_min_ps(a, b);
+#elif defined(__SSE2__)
+  if constexpr (std::is_same_v<T, float>) return _mm_min_ps(a, b);
+#endif
+  return a < b ? a : b;
+}
+/// x bounded to [least, most], a vector or a number; NaN stays NaN.
+template <typename V>
+inline V clamp(V x, Element<V> least, Element<V> most) {
+  if constexpr (std::is_arithmetic_v<V>) {
+    x = x < least ? least : x;
+    return x > most ? most : x;
+  } else {
+    return smaller<Element<V>>(V{} + most, larger<Element<V>>(V{} + least, x));
+  }
 }
 
 template <typename T>
@@ -217,10 +252,7 @@ inline Vector<double> exp_in_range(Vector<double> x) {
   return x;
 }
 /// The same for any x: results saturate near 1e-38 and 3e38.
-inline Vector<float> exp(Vector<float> x) {
-  x = x < -87.0F ? Vector<float>{} - 87.0F : x;
-  return exp_in_range(x > 88.0F ? Vector<float>{} + 88.0F : x);
-}
+inline Vector<float> exp(Vector<float> x) { return exp_in_range(clamp(x, -87.0F, 88.0F)); }
 
 /// tanh x, relative error below 3e-7; NaN stays NaN. A polynomial near 0 (Cephes' tanhf
 /// coefficients), where 1 - 2 / (e^2x + 1) cancels.
