@@ -135,6 +135,46 @@ void raise_maxima(const ForwardScratch<Tiles>& s, const std::int32_t* visible, I
   }
 }
 
+/// The columns of a tile of scores that its rows see, for kTileRows of them at a time: most scores beyond are
+/// not computed.
+template <typename T>
+class SeenColumns {
+ public:
+  /// @param count  queries from `first` on
+  template <typename Scores>
+  SeenColumns(const Scores& variant, Index first, Index count, Index key)
+      : rows_(round_up(count, kTileRows)) {
+    for (Index i = 0; i < rows_; i += kTileRows) {
+      const Index end = variant.end_key(first + i, std::min<Index>(kTileRows, count - i));
+      ends_[i / kTileRows] = round_up(std::clamp<Index>(end - key, 0, kKeys), kKeyStep<T>);
+    }
+  }
+  std::int32_t of_row(Index i) const { return static_cast<std::int32_t>(ends_[i / kTileRows]); }
+  Index most() const { return of_row(rows_ - 1); }
+
+  /// Calls f(row, rows, columns) for rows that see as many columns.
+  template <typename F>
+  void for_rows(const F& f) const {
+    for (Index row = 0, end = 0; row < rows_; row = end) {
+      while (end < rows_ && of_row(end) == of_row(row)) end += kTileRows;
+      f(row, end - row, of_row(row));
+    }
+  }
+  /// Calls f(column, columns, row): of these columns no row before `row` is seen.
+  template <typename F>
+  void for_columns(const F& f) const {
+    const Index step = of_row(0) == most() ? most() : kKeyStep<T>;
+    for (Index j = 0, row = 0; j < most(); j += step) {
+      while (of_row(row) <= j) row += kTileRows;
+      f(j, step, row);
+    }
+  }
+
+ private:
+  Index rows_;
+  Index ends_[kQueries / kTileRows];  // ascending
+};
+
 /// Computes s.out, s.max and s.sum of a tile of queries over all keys that they see.
 template <typename Tiles, typename Scores, typename T = typename Tiles::Element>
 void forward_tile(const ForwardScratch<Tiles>& s, const Sizes& sizes, const Scores& variant,
@@ -147,23 +187,27 @@ void forward_tile(const ForwardScratch<Tiles>& s, const Sizes& sizes, const Scor
   std::fill_n(s.sum, kQueries * kLanes<T>, T(0));
   const Index seen = variant.end_key(first, count);
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
-    const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
-    if (variant.skips(first, count, key, columns)) continue;
-    s.keys.multiply(rows, columns, key, sizes, s.scores, scale);
+    const SeenColumns<T> columns(variant, first, count, key);
+    if (variant.skips(first, count, key, columns.most())) continue;
+    columns.for_rows([&](Index row, Index n, Index seen_keys) {
+      s.keys.multiply(row, n, seen_keys, key, sizes, s.scores + row * kKeys, scale);
+    });
     std::int32_t visible[kQueries];
     for (Index i = 0; i < rows; ++i)
-      visible[i] = static_cast<std::int32_t>(
-          variant.prepare(s.scores + i * kKeys, first + std::min(i, count - 1), key, columns));
+      visible[i] = static_cast<std::int32_t>(variant.prepare(
+          s.scores + i * kKeys, first + std::min(i, count - 1), key, columns.of_row(i)));
     raise_maxima(s, visible, rows);
     for (Index i = 0; i < rows; ++i) {
-      const Vector<T> sum =
-          exp_row(s.scores + i * kKeys, visible[i], static_cast<std::int32_t>(columns), s.max[i]);
+      const Vector<T> sum = exp_row(s.scores + i * kKeys, visible[i], columns.of_row(i), s.max[i]);
       const T factor = s.factor[i];
       T* const lanes = s.sum + i * kLanes<T>;
       store_vector(lanes, load_vector<T>(lanes) * factor + sum);
       if (factor != T(1)) scale_row(s.out + i * width, width, factor);
     }
-    s.values.template add<false>(rows, columns, key, s.scores, sizes, s.out);
+    columns.for_rows([&](Index row, Index n, Index depth) {
+      s.values.template add<false>(n, depth, key, s.scores + row * kKeys, sizes,
+                                   s.out + row * width);
+    });
   }
   for (Index i = 0; i < rows; ++i) {
     T* const lanes = s.sum + i * kLanes<T>;
@@ -334,18 +378,20 @@ void backward_tile(const BackwardScratch<Tiles>& s, const Sizes& sizes, const Sc
   std::fill_n(s.grad_q, rows * width, T(0));
   const Index seen = variant.end_key(first, count);
   for (Index key = variant.first_key(first) / kKeys * kKeys; key < seen; key += kKeys) {
-    const Index columns = round_up(std::min(kKeys, seen - key), kKeyStep<T>);
-    if (variant.skips(first, count, key, columns)) continue;
-    s.keys.multiply(rows, columns, key, sizes, s.probabilities, scale);
-    s.values.multiply(rows, columns, key, sizes, s.grad_scores, T(1));
+    const SeenColumns<T> columns(variant, first, count, key);
+    if (variant.skips(first, count, key, columns.most())) continue;
+    columns.for_rows([&](Index row, Index n, Index seen_keys) {
+      s.keys.multiply(row, n, seen_keys, key, sizes, s.probabilities + row * kKeys, scale);
+      s.values.multiply(row, n, seen_keys, key, sizes, s.grad_scores + row * kKeys, T(1));
+    });
     for (Index i = 0; i < rows; ++i) {
       T* p = s.probabilities + i * kKeys;
       T* g = s.grad_scores + i * kKeys;
-      const auto visible =
-          static_cast<std::int32_t>(i < count ? variant.prepare(p, first + i, key, columns) : 0);
+      const auto visible = static_cast<std::int32_t>(
+          i < count ? variant.prepare(p, first + i, key, columns.of_row(i)) : 0);
       const T shift = log_sum_exp[first + std::min(i, count - 1)];
       const T delta = s.delta[i];
-      for (std::int32_t j = 0; j < columns; j += kLanes<T>) {
+      for (std::int32_t j = 0; j < columns.of_row(i); j += kLanes<T>) {
         const Vector<T> score = load_vector<T>(p + j);
         Vector<T> e = exp_or_zero<T>(score - shift);
         if (j + kLanes < T >> visible) e = kLaneNumbers<T> < visible - j ? e : Vector<T>{};
@@ -355,9 +401,16 @@ void backward_tile(const BackwardScratch<Tiles>& s, const Sizes& sizes, const Sc
         store_vector(g + j, gradient);
       }
     }
-    s.grad_out.template add<true>(columns, rows, 0, s.probabilities, sizes, s.grad_v + key * width);
-    s.q.template add<true>(columns, rows, 0, s.grad_scores, sizes, s.grad_k + key * width);
-    s.k.template add<false>(rows, columns, key, s.grad_scores, sizes, s.grad_q);
+    columns.for_columns([&](Index column, Index n, Index row) {
+      const Index weights = row * kKeys + column, sums = (key + column) * width;
+      s.grad_out.template add<true>(n, rows - row, row, s.probabilities + weights, sizes,
+                                    s.grad_v + sums);
+      s.q.template add<true>(n, rows - row, row, s.grad_scores + weights, sizes, s.grad_k + sums);
+    });
+    columns.for_rows([&](Index row, Index n, Index depth) {
+      s.k.template add<false>(n, depth, key, s.grad_scores + row * kKeys, sizes,
+                              s.grad_q + row * width);
+    });
   }
 }
 

@@ -89,10 +89,11 @@ class FloatDots {
   void load_queries(Head<const E> head, Index first, Index count, const Sizes& s, T scale) const {
     copy_columns<E>(queries_, kQueries, head, first, count, kQueries, s.dim, scale);
   }
-  /// products [rows, kKeys] with keys [key, key + columns); `scale` as given to load_queries()
-  void multiply(Index rows, Index columns, Index key, const Sizes& s, T* products,
+  /// products [rows, kKeys] of queries from `row` on with keys [key, key + columns); `scale` as given to
+  /// load_queries()
+  void multiply(Index row, Index rows, Index columns, Index key, const Sizes& s, T* products,
                 T /*scale*/) const {
-    tile_product<T>(rows, columns, s.dim, {queries_, 1, kQueries}, keys_ + key * s.dim, kKeys,
+    tile_product<T>(rows, columns, s.dim, {queries_ + row, 1, kQueries}, keys_ + key * s.dim, kKeys,
                     products, kKeys, false);
   }
 
@@ -183,10 +184,10 @@ class PairDots {
       std::memcpy(queries_ + i * pairs(s), head.row(first + i),
                   static_cast<std::size_t>(s.dim) * sizeof(BFloat16));
   }
-  void multiply(Index rows, Index columns, Index key, const Sizes& s, float* products,
+  void multiply(Index row, Index rows, Index columns, Index key, const Sizes& s, float* products,
                 float scale) const {
-    pair_product<false>(rows, columns, pairs(s), {queries_, pairs(s), 1}, keys_ + key * pairs(s),
-                        kKeys, products, kKeys, scale);
+    pair_product<false>(rows, columns, pairs(s), {queries_ + row * pairs(s), pairs(s), 1},
+                        keys_ + key * pairs(s), kKeys, products, kKeys, scale);
   }
 
   static Pair* take_pairs(Scratch<float>& scratch, Index count) {
