@@ -120,17 +120,6 @@ inline void for_vectors(std::int64_t n, const F& f) {
   for (; i < n; ++i) f(std::type_identity<A>{}, i);
 }
 
-inline void widen(const BFloat16* from, float* to, std::int64_t n) {
-  for_vectors<float>(n, [=]<typename V>(std::type_identity<V>, std::int64_t i) {
-    store_as(to + i, load_as<V>(from + i));
-  });
-}
-inline void narrow(const float* from, BFloat16* to, std::int64_t n) {
-  for_vectors<float>(n, [=]<typename V>(std::type_identity<V>, std::int64_t i) {
-    store_as(to + i, load_as<V>(from + i));
-  });
-}
-
 /// a > b ? a : b in each lane, hence b where either is NaN. One instruction for f32 on x86, where the
 /// compiler would make two of the comparison.
 template <typename T>
