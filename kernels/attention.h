@@ -37,10 +37,11 @@ struct AttentionVariant {
 /// log_sum_exp    [B, H, Tq] accumulator dtype, contiguous: log-sum-exp of a query's scaled and
 ///                capped scores; optional in forward, required by backward
 /// Matrix products and softmax accumulate in f32 (f64 for f64). On CUDA, D is at most
-/// kMostCudaHeadDim. For bf16 inputs the softmax and its gradient are rounded to bf16 on tensor cores (plain causal
-/// attention; there each gradient before accumulation, too) and on CPUs with AVX512-BF16 (more than 4
-/// queries). Sources: Dao et al. 2022, arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691 (backward); Gemma Team 2024, arXiv:2408.00118, section 2
-/// (cap); Jiang et al. 2023, arXiv:2310.06825, section 2 (window).
+/// kMostCudaHeadDim. For bf16 inputs the softmax and its gradient are rounded to bf16 on CPUs with
+/// AVX512-BF16 (more than 4 queries) and on tensor cores (plain causal attention), where each gradient
+/// is rounded before accumulation, too. Sources: Dao et al. 2022, arXiv:2205.14135, algorithm 1;
+/// Dao 2023, arXiv:2307.08691 (backward); Gemma Team 2024, arXiv:2408.00118, section 2 (cap); Jiang et
+/// al. 2023, arXiv:2310.06825, section 2 (window).
 struct AttentionForward {
   TensorView q, k, v;
   TensorView out;
