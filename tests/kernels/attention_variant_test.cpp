@@ -10,8 +10,6 @@ namespace {
 
 using kernels::attention_backward;
 using kernels::attention_forward;
-using kernels::AttentionBackward;
-using kernels::AttentionForward;
 using kernels::AttentionVariant;
 
 constexpr float kScale = 0.375F;
