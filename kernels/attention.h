@@ -38,7 +38,7 @@ struct AttentionVariant {
 ///                capped scores; optional in forward, required by backward
 /// Matrix products and softmax accumulate in f32 (f64 for f64). On CUDA, D is at most
 /// kMostCudaHeadDim. For bf16 inputs the softmax and its gradient are rounded to bf16 on CPUs with
-/// AVX512-BF16 (more than 4 queries) and on tensor cores (plain causal attention), where each gradient
+/// AVX512-BF16 (forward: of more than 4 queries) and on tensor cores (plain causal attention), where each gradient
 /// is rounded before accumulation, too. Sources: Dao et al. 2022, arXiv:2205.14135, algorithm 1;
 /// Dao 2023, arXiv:2307.08691 (backward); Gemma Team 2024, arXiv:2408.00118, section 2 (cap); Jiang et
 /// al. 2023, arXiv:2310.06825, section 2 (window).

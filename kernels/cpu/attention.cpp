@@ -9,6 +9,7 @@
 #include "kernels/cpu/attention_scores.h"
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/few_rows.h"
+#include "kernels/cpu/visit.h"
 #include "kernels/workspace.h"
 
 // One thread computes a whole head (backward: all heads that share keys and values), so the result
@@ -160,7 +161,7 @@ class SeenColumns {
       f(row, end - row, of_row(row));
     }
   }
-  /// Calls f(column, columns, row): of these columns no row before `row` is seen.
+  /// Calls f(column, columns, row): no row before `row` sees any of these columns.
   template <typename F>
   void for_columns(const F& f) const {
     const Index step = of_row(0) == most() ? most() : kKeyStep<T>;
@@ -332,7 +333,7 @@ void visit_tiles(const F& run) {
   if constexpr (std::is_same_v<E, BFloat16>)
     if (multiplies_pairs()) return run(std::type_identity<PairTiles>{});
 #endif
-  run(std::type_identity<FloatTiles<Accumulator<E>>>{});
+  run(std::type_identity<PlainTiles<Accumulator<E>>>{});
 }
 
 template <typename E, typename Scores>

@@ -10,9 +10,9 @@
 #include "kernels/cpu/vector.h"
 #include "kernels/cpu/visit.h"
 
-// Operands of attention's products on the CPU: tokens of a head as tiles, once in the accumulator type
-// (FloatTiles) and once in pairs of bf16 numbers (PairTiles, with AVX512-BF16), which also rounds weights and
-// scores' gradients to bf16, as flash attention does on GPUs.
+// Operands of attention's products on the CPU: a head's tokens as tiles, either of the accumulator type
+// (PlainTiles), or of pairs of bf16 numbers (PairTiles, with AVX512-BF16), which also round weights and scores'
+// gradients to bf16, as flash attention does on GPUs.
 TESSERA_CPU_BEGIN
 
 using Index = std::int64_t;
@@ -75,9 +75,9 @@ class Scratch {
 
 /// Products of a tile of queries (in backward, of their result's gradients) with tiles of keys (values) of a head.
 template <typename T>
-class FloatDots {
+class PlainDots {
  public:
-  FloatDots(Scratch<T>& scratch, const Sizes& s)
+  PlainDots(Scratch<T>& scratch, const Sizes& s)
       : keys_(scratch.take(s.dim * s.padded_keys)), queries_(scratch.take(s.dim * kQueries)) {}
 
   template <typename E>
@@ -115,9 +115,9 @@ class FloatDots {
 
 /// Tokens of a head as rows that a tile of weights sums up.
 template <typename T>
-class FloatRows {
+class PlainRows {
  public:
-  FloatRows(Scratch<T>& scratch, Index rows, const Sizes& s)
+  PlainRows(Scratch<T>& scratch, Index rows, const Sizes& s)
       : rows_(scratch.take(rows * s.padded_dim)) {}
 
   /// Rows [0, padded) are tokens from `first` on; rows i >= count are zero.
@@ -149,14 +149,19 @@ class FloatRows {
 };
 
 template <typename T>
-struct FloatTiles {
+struct PlainTiles {
   using Element = T;
-  using Dots = FloatDots<T>;
-  using Rows = FloatRows<T>;
+  using Dots = PlainDots<T>;
+  using Rows = PlainRows<T>;
 };
 
 #if defined(__AVX512F__)
 
+inline Pair* take_pairs(Scratch<float>& scratch, Index count) {
+  return reinterpret_cast<Pair*>(scratch.take(count));
+}
+
+/// As PlainDots, but products are scaled, not queries.
 class PairDots {
  public:
   PairDots(Scratch<float>& scratch, const Sizes& s)
@@ -190,10 +195,6 @@ class PairDots {
                         keys_ + key * pairs(s), kKeys, products, kKeys, scale);
   }
 
-  static Pair* take_pairs(Scratch<float>& scratch, Index count) {
-    return reinterpret_cast<Pair*>(scratch.take(count));
-  }
-
  private:
   static Index pairs(const Sizes& s) { return (s.dim + 1) / 2; }
   /// Copies up to a vector of the `left` numbers from `from` on. (A size that varies would call memcpy.)
@@ -207,13 +208,13 @@ class PairDots {
   Pair* queries_;  // [kQueries, pairs]
 };
 
+/// As PlainRows; `padded`, `depth` and `row` are even.
 class PairRows {
  public:
   PairRows(Scratch<float>& scratch, Index rows, const Sizes& s)
-      : rows_(PairDots::take_pairs(scratch, rows / 2 * s.padded_dim)),
-        weights_(PairDots::take_pairs(scratch, kQueries * kKeys / 2)) {}
+      : rows_(take_pairs(scratch, rows / 2 * s.padded_dim)),
+        weights_(take_pairs(scratch, kQueries * kKeys / 2)) {}
 
-  /// Counts are as in FloatRows; `padded` is even.
   void load_rows(Head<const BFloat16> head, Index first, Index count, Index padded,
                  const Sizes& s) const {
     using Bits = Pair __attribute__((vector_size(kVectorBytes)));

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "kernels/cpu/vector.h"
-#include "kernels/cpu/visit.h"
 
 TESSERA_CPU_BEGIN
 

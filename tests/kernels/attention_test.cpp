@@ -149,9 +149,9 @@ void check_size(DType dtype, const Size& s, std::int64_t shift = 0) {
     attention_forward(context,
                       {qkv.q(), qkv.k(), qkv.v(), behind(out), log_sum_exp.view(), scale_of(s)});
     // Tensor cores and AVX512-BF16 also round the weights of bf16 values to bf16.
-    const double out_magnitude = dtype != DType::BF16                   ? 10.0
-                                 : !on_cpu || multiplies_pairs(context) ? 1.0
-                                                                        : 0.01;
+    const double out_magnitude = dtype != DType::BF16                            ? 10.0
+                                 : !on_cpu || rounds_weights(context, s.queries) ? 1.0
+                                                                                 : 0.01;
     const auto out_values = out.values();
     check_close({out_values.begin() + shift, out_values.end()}, expected.out, tolerance(dtype),
                 out_magnitude);

@@ -234,11 +234,12 @@ inline TensorView offset(TensorView view, std::int64_t elements) {
   return view;
 }
 
-/// Whether the CPU's kernels multiply pairs of bf16 numbers (kernels/cpu/pair_product.h).
-inline bool multiplies_pairs([[maybe_unused]] const Context& context) {
+/// Whether attention on the CPU rounds the weights of bf16 values to bf16 (kernels/attention.h).
+inline bool rounds_weights([[maybe_unused]] const Context& context,
+                           [[maybe_unused]] std::int64_t queries) {
 #if defined(__x86_64__)
   return context.device().type == DeviceType::CPU && context.cpu_level() == CpuLevel::V4 &&
-         __builtin_cpu_supports("avx512bf16") != 0;
+         __builtin_cpu_supports("avx512bf16") != 0 && queries > 4;
 #else
   return false;
 #endif
