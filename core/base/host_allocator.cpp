@@ -34,7 +34,8 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kPage = std::size_t{64} << 10;  // or a part of it
 constexpr std::size_t kLarge = 4096;
-constexpr std::size_t kLeft = std::size_t{64} << 20;  // of a process's limit, to libraries
+constexpr std::size_t kFromEnd = std::size_t{1} << 20;  // least size that is cut from a block's end
+constexpr std::size_t kLeft = std::size_t{64} << 20;    // of a process's limit, to libraries
 // Beyond any address space, yet small enough that rounding up does not overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
@@ -127,20 +128,24 @@ class HostAllocator final : public Allocator {
     return data;
   }
 
-  // The smallest free block that is large enough, at the lowest address; null: the system has no more.
+  // From the smallest free block that is large enough, at the lowest address; null: the system has no more.
+  // Large ones are cut from the end of one that lay between others: backward frees activations from high to low
+  // addresses, so what is left joins the next of them, and has room for the next gradient.
   void* large(std::size_t size) {
     auto found = by_size_.lower_bound({size, nullptr});
     if (found == by_size_.end()) {
       if (!add_region(size)) return nullptr;
       found = by_size_.lower_bound({size, nullptr});
     }
-    const auto [available, begin] = *found;
+    const auto [available, block] = *found;
+    const bool from_end = size >= kFromEnd && block + available <= region_of(block).top;
+    std::byte* const begin = from_end ? block + (available - size) : block;
     if (!commit(begin, begin + size)) {
       give_back();
       if (!commit(begin, begin + size)) return nullptr;
     }
-    erase(free_.find(begin));
-    if (available > size) insert(begin + size, available - size);
+    erase(free_.find(block));
+    if (available > size) insert(from_end ? block : begin + size, available - size);
     return begin;
   }
 
