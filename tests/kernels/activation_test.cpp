@@ -145,8 +145,8 @@ TEST_CASE("gated units match float64 in both directions, on halves of packed row
 
 TEST_CASE("activations propagate a NaN and keep huge values finite") {
   for_each_context_and_dtype([](Context& context, DType dtype) {
-    constexpr std::size_t kRemainder =
-        32;  // CPUs compute vectors of up to 16, and the rest one by one
+    // CPUs compute vectors of up to 16 elements, and those from kRemainder on one by one.
+    constexpr std::size_t kRemainder = 32;
     const Shape shape = {1, kRemainder + 5};
     const std::vector<double> special = {std::numeric_limits<double>::quiet_NaN(), 1e30, -1e30,
                                          1000.0, -1000.0};
