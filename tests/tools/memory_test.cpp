@@ -103,6 +103,16 @@ TEST_CASE("an out-of-memory error gets a ledger and advice; other errors are unc
   CHECK(whole.find("category") == whole.rfind("category"));
   CHECK(holds(whole, "--train.recompute block"));
 
+  // Where the system refuses memory, nothing is planned.
+  const std::string refused = message([&]() -> int {
+    Tensor::empty(context, {std::int64_t{1} << 50}, DType::F32);
+    return 0;
+  });
+  CAPTURE(refused);
+  CHECK(holds(refused, "host memory is exhausted: "));
+  CHECK(refused.find("`tessera plan` with the same flags") > refused.find("total"));
+  CHECK(!holds(refused, "--train."));
+
   CHECK(with_memory_advice(config, 1, *context, peak_of, [] { return 7; }) == 7);
   CHECK_THROWS_AS(
       with_memory_advice(config, 1, *context, peak_of, []() -> int { throw IoError("a disk"); }),

@@ -99,6 +99,12 @@ int with_memory_advice(const Config& config, int world_size, const Context& cont
         advice.add("--shard.offload none", "optimizer state on the GPU");
       throw OutOfMemory("{}", advice.after(text));
     }
+    // Nothing is planned where the system refused memory: oneDNN, which a plan asks, can crash then.
+    if (of_host && text.find(" of a limit of ") == std::string::npos)
+      throw OutOfMemory(
+          "{}{}The system has no more memory for this process; `ulimit -a` shows its limits. "
+          "`tessera plan` with the same flags says what the run takes, and what would reduce that",
+          text, text.ends_with('\n') ? "" : "\n");
     throw OutOfMemory("{}", memory_advice(config, world_size, device, peak).after(text));
   }
 }
