@@ -271,6 +271,31 @@ TEST_CASE("contiguous bf16 products of many rows, of which threads compute block
         check_case({1029, 5, 18, DType::BF16, c, transpose_a, transpose_b, added, true});
 }
 
+TEST_CASE("a large transposed b, of which oneDNN gets panels, within what is planned") {
+  const Size size{97, 1201, 331};
+  for (const bool transpose_a : {false, true})
+    for (const Added added : kAdded)
+      check_case({size.m, size.k, size.n, DType::F32, DType::F32, transpose_a, true, added,
+                  added == Added::Residual, 5});
+  if (gpu_only()) return;
+  const Buffer a(DType::F32, {size.m, size.k}, 1.0), b(DType::F32, {size.n, size.k}, 1.0),
+      c(DType::F32, {size.m, size.n});
+  const auto scratch = [&](Device device) {
+    const auto context = Context::create({.device = device, .threads = 2});
+    const auto view = [&](const Buffer& of) {
+      TensorView of_device = of.view();
+      if (device.type == DeviceType::Meta) of_device.data = nullptr;
+      of_device.device = device;
+      return of_device;
+    };
+    matmul(*context, {view(a), view(b), view(c), false, true});
+    return context->ledger().usage(MemoryCategory::Workspace).peak;
+  };
+  const std::int64_t taken = scratch({});
+  CHECK((taken > 0) == (kernels::product_library().name != "Eigen"));
+  CHECK(scratch({DeviceType::Meta, 0}) == taken);
+}
+
 #if !defined(__SANITIZE_ADDRESS__)  // which keeps freed memory
 TEST_CASE("oneDNN's products find their memory again, whatever is allocated between them") {
   if (kernels::product_library().name == "Eigen") return;
