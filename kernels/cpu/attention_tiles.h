@@ -175,7 +175,9 @@ class PairDots {
       for (Index p = 0; p < pairs(s); p += kWidth) {
         Vector<float> v[kWidth] = {};  // pairs are moved as floats
         for (Index i = 0; i < std::min(kWidth, s.keys - key); ++i)
-          copy_pairs(&v[i], head.row(key + i) + 2 * p, s.dim - 2 * p);
+          std::memcpy(
+              &v[i], head.row(key + i) + 2 * p,
+              static_cast<std::size_t>(std::min(2 * kWidth, s.dim - 2 * p)) * sizeof(BFloat16));
         transpose<float>(v);
         for (Index j = 0; j < std::min(kWidth, pairs(s) - p); ++j)
           std::memcpy(to + (p + j) * kKeys, &v[j], sizeof(v[j]));
@@ -197,13 +199,6 @@ class PairDots {
 
  private:
   static Index pairs(const Sizes& s) { return (s.dim + 1) / 2; }
-  /// Copies up to a vector of the `left` numbers from `from` on. (A size that varies would call memcpy.)
-  static void copy_pairs(Vector<float>* to, const BFloat16* from, Index left) {
-    if (left >= 2 * kLanes<float>)
-      std::memcpy(to, from, sizeof(*to));
-    else
-      std::memcpy(to, from, static_cast<std::size_t>(left) * sizeof(BFloat16));
-  }
   Pair* keys_;     // tiles [pairs, kKeys]; that of key i begins at i * pairs
   Pair* queries_;  // [kQueries, pairs]
 };
