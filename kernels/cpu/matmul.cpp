@@ -18,9 +18,8 @@
 // file, so only c += op(a) op(b) is instantiated, and f64, which only gradient checks use, has
 // plain loops. oneDNN multiplies bf16 matrices on processors that have instructions for them;
 // elsewhere bf16 operands are widened to f32 panels.
-// Threads compute equal parts of c's columns, or of its rows where these are many more (of contiguous
-// bf16 matrices with many rows: of its rows), cut at fixed multiples, so that results repeat for a given
-// number of threads.
+// Threads compute equal parts of the longer side of c (of contiguous bf16 matrices with many rows:
+// of its rows), cut at fixed multiples, so that results repeat for a given number of threads.
 // Buffers of the libraries (per thread below 32 MiB, with Eigen 4 MiB) are not in the memory ledger.
 TESSERA_CPU_BEGIN
 namespace {
@@ -33,11 +32,10 @@ constexpr Index kDenseCut = 64;
 constexpr Index kDenseRows = 256;       // per thread; each thread packs all of b
 constexpr Index kMostCopied = 1 << 24;  // elements of a
 constexpr Index kPanelColumns = 2048;   // columns of b and c per panel, for bf16
-// oneDNN 2.6 multiplies f32 by a transposed b 1 to 12% faster if panels of it that fit into the second-level cache
-// are copied untransposed first; not if all of b fits there, nor with more rows, as it packs a for each panel.
+// With AVX2 and AVX-512, oneDNN 2.6 multiplies f32 by a transposed b up to 12% faster, with odd k more, if panels of b are
+// copied untransposed first: not with few terms, nor with so many rows that a is packed too often.
 constexpr Index kCopiedColumns = 96, kCopiedDepth = 768;
-constexpr Index kLeastCopied = 1 << 18;  // elements of b
-constexpr Index kMostRowsOfCopies = 1024;
+constexpr Index kLeastTermsOfCopies = 256, kMostRowsOfCopies = 1024;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
@@ -196,12 +194,15 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
   }
   if (std::is_same_v<T, float>) {
     if (p.m < kRowsForLibrary) return false;
+    // It takes longer to pack b than a.
+    const Parts columns(p.m, p.n, parts.count, true);
+    if (4 * p.n >= 3 * p.m && columns.pieces % parts.count == 0) parts = columns;
     if (!parts.by_columns)
       parts.count = std::min(parts.count, parts.pieces * kCut / kRowsForLibrary);
   }
   if (!supported(parts, false)) return false;
   if constexpr (std::is_same_v<T, float>) {
-    if (p.b.transposed && may_copy && p.n * p.k >= kLeastCopied &&
+    if (p.b.transposed && may_copy && p.n >= kCut && p.k >= kLeastTermsOfCopies &&
         parts[0].rows <= kMostRowsOfCopies) {
       const Workspace copies(
           context,

@@ -68,11 +68,10 @@ struct Product {
   C* gelu_result = nullptr;            // Gelu: written; c is its input and may be the same
   const C* gelu_input = nullptr;       // GeluGradient
 
-  /// One part per thread, because a library packs all of one operand anew for each part. An element of b
-  /// takes more time to pack than one of a.
+  /// One part per thread, because a library packs all of one operand anew for each part.
   Parts parts(Context& context) const {
     const bool serial = m * n * k < (1 << 18);
-    return {m, n, serial ? 1 : context.threads().size(), 4 * n >= 3 * m};
+    return {m, n, serial ? 1 : context.threads().size(), n >= m};
   }
 };
 

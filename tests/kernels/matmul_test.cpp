@@ -271,7 +271,7 @@ TEST_CASE("contiguous bf16 products of many rows, of which threads compute block
         check_case({1029, 5, 18, DType::BF16, c, transpose_a, transpose_b, added, true});
 }
 
-TEST_CASE("a large transposed b, of which oneDNN gets panels, within what is planned") {
+TEST_CASE("a transposed b of many terms, of which oneDNN gets panels, within what is planned") {
   const Size size{97, 1201, 331};
   for (const bool transpose_a : {false, true})
     for (const Added added : kAdded)
