@@ -32,10 +32,9 @@ constexpr Index kDenseCut = 64;
 constexpr Index kDenseRows = 256;       // per thread; each thread packs all of b
 constexpr Index kMostCopied = 1 << 24;  // elements of a
 constexpr Index kPanelColumns = 2048;   // columns of b and c per panel, for bf16
-// With AVX2 and AVX-512, oneDNN 2.6 multiplies f32 by a transposed b up to 12% faster, with odd k more, if panels of b are
-// copied untransposed first: not with few terms, nor with so many rows that a is packed too often.
+// Float32 products by oneDNN 2.6 with panels of b that are copied first, see copies_b().
 constexpr Index kCopiedColumns = 96, kCopiedDepth = 768;
-constexpr Index kLeastTermsOfCopies = 256, kMostRowsOfCopies = 1024;
+constexpr Index kLeastTermsOfCopies = 256;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using In = Eigen::Map<const RowMajor, 0, Eigen::OuterStride<>>;
@@ -131,7 +130,19 @@ void multiply_parts(Context& context, const Product<T, C>& p, const Parts& parts
   });
 }
 
-/// The same for a transposed b, of which panels are copied untransposed.
+/// Whether oneDNN 2.6 is faster if panels of b are copied first, contiguous and not transposed:
+/// - b is transposed. oneDNN packs it slowly; products take up to 12% less time, with odd k more.
+/// - Rows of b lie at multiples of a page, so that they share few sets of the cache, and c has few rows, for which
+///   oneDNN does not pack b. Up to half the time with AVX2, 8% less with AVX-512.
+/// With more rows oneDNN packs a for each panel too often.
+/// @param rows  of a part
+bool copies_b(const Product<float, float>& p, Index rows) {
+  constexpr Index kStride = kLanes<float> == 16 ? 1024 : 512;
+  if (p.n < kCut || p.k < kLeastTermsOfCopies) return false;
+  return p.b.transposed ? rows <= 1024 : rows <= 512 && p.b.stride % kStride == 0;
+}
+
+/// The same as multiply_parts() with copies of panels of b.
 /// @param copies  [parts.count, kCopiedDepth, kCopiedColumns]
 void multiply_copies(Context& context, const Product<float, float>& p, const Parts& parts,
                      float* copies) {
@@ -146,7 +157,9 @@ void multiply_copies(Context& context, const Product<float, float>& p, const Par
         slice.b = {copy, kCopiedColumns, false};
         if (k > 0) slice.addend = p.c;
         const Operand<float> b = p.b.at(k, part.column);
-        for (Index j = 0; j < part.columns; j += kLanes<float>)
+        for (Index row = 0; !b.transposed && row < slice.k; ++row)
+          std::copy_n(b.data + row * b.stride, part.columns, copy + row * kCopiedColumns);
+        for (Index j = 0; b.transposed && j < part.columns; j += kLanes<float>)
           copy_transposed<kLanes<float>>(copy + j, kCopiedColumns, b.data + j * b.stride, b.stride,
                                          part.columns - j, slice.k, 1.0F);
         multiply_by_library({.form = form_of(slice, part, false),
@@ -202,8 +215,7 @@ bool multiplied_by_library(Context& context, const Product<T, C>& p, bool may_co
   }
   if (!supported(parts, false)) return false;
   if constexpr (std::is_same_v<T, float>) {
-    if (p.b.transposed && may_copy && p.n >= kCut && p.k >= kLeastTermsOfCopies &&
-        parts[0].rows <= kMostRowsOfCopies) {
+    if (may_copy && copies_b(p, parts[0].rows)) {
       const Workspace copies(
           context,
           static_cast<std::size_t>(parts.count * kCopiedDepth * kCopiedColumns) * sizeof(float),

@@ -271,12 +271,16 @@ TEST_CASE("contiguous bf16 products of many rows, of which threads compute block
         check_case({1029, 5, 18, DType::BF16, c, transpose_a, transpose_b, added, true});
 }
 
-TEST_CASE("a transposed b of many terms, of which oneDNN gets panels, within what is planned") {
+TEST_CASE("float32 products of which oneDNN gets panels of b, within what is planned") {
   const Size size{97, 1201, 331};
   for (const bool transpose_a : {false, true})
-    for (const Added added : kAdded)
+    for (const Added added : kAdded) {
       check_case({size.m, size.k, size.n, DType::F32, DType::F32, transpose_a, true, added,
                   added == Added::Residual, 5});
+      // Rows of b, and with a gap those of c, at a multiple of a page.
+      check_case({size.m, size.k, 1001, DType::F32, DType::F32, transpose_a, false, added,
+                  added == Added::Residual, 23});
+    }
   if (gpu_only()) return;
   const Buffer a(DType::F32, {size.m, size.k}, 1.0), b(DType::F32, {size.n, size.k}, 1.0),
       c(DType::F32, {size.m, size.n});
