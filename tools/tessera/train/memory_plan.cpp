@@ -158,6 +158,13 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
     const std::int64_t compares = config.shard.check_replicas_every;
     if (reaches(compares) || (compares > 0 && config.checkpoint.every > 0))
       comm::check_replicas(sharded);
+    // Whether something is due before the last step, after which no gathers are under way.
+    const auto is_midway = [&](std::int64_t every) {
+      return every > 0 && (config.train.steps - 1) / every > options.first_step / every;
+    };
+    const std::int64_t save_every = config.checkpoint.every, eval_every = config.train.eval_every;
+    if (!is_midway(eval_every) && (config.checkpoint.keep_best == 0 || !is_midway(save_every)))
+      sharded.release();
     for (int i = 0; options.evaluates && i < 2; ++i) trainer.evaluate(*val_loader, 1, no_signal);
     if (options.prompt_tokens > 0 && options.evaluates) {
       sharded.gather_all();
@@ -180,15 +187,11 @@ RankPlan plan_rank(const Config& config, const models::Arch& model_config, int r
                                       earlier.seconds);
     }
 
-    if (!beside && config.checkpoint.every > 0 &&
-        sharded.state_context()->target().type == DeviceType::CUDA) {
+    if (!beside && save_every > 0 && sharded.state_context()->target().type == DeviceType::CUDA) {
       // No gathers are under way in a save that follows an evaluation, or the last step.
-      const std::int64_t save_every = config.checkpoint.every, eval_every = config.train.eval_every;
-      const bool saves_midway =
-          (config.train.steps - 1) / save_every > options.first_step / save_every;
       const bool evaluates_before =
           options.evaluates && eval_every > 0 && save_every % eval_every == 0;
-      if (!saves_midway || evaluates_before) sharded.release();
+      if (!is_midway(save_every) || evaluates_before) sharded.release();
       stage(train::save_copy_bytes(saved()));
     }
 
